@@ -8,7 +8,7 @@ so no control token is written here. In `history: keep` a sequence only grows: s
 that it stays readable and can neither end a turn nor open a tool call. System text is ours and is left alone; assistant
 text keeps the tags (thinking, tool calls, tool responses), its protocol, and loses every other control string.
 
-**Tools.** A template that leaves tools out, as SmolLM2's does, gets one in front of it (`menu_template`).
+**Tools.** A template that leaves tools out, as SmolLM2's does, gets one in front of it (`folder_tokenizer.with_menu`).
 
 `parsing` reads calls and answers from the sampled text.
 """
@@ -69,7 +69,7 @@ class ChatFormat:
         if history not in list(History):
             raise ValueError(f"history must be one of {', '.join(History)}, not {history!r}.")
         if not _shows_tools(tokenizer):
-            from orchestra_jax.rollout.menu_template import with_menu
+            from orchestra_jax.rollout.folder_tokenizer import with_menu
 
             tokenizer = with_menu(tokenizer)
         self.tokenizer = tokenizer

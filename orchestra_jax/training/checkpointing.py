@@ -127,7 +127,7 @@ def _not_of_full_disks(record: logging.LogRecord) -> bool:
     """Return whether to log a record: not the trace of a save that a full disk ended, which the run's end explains."""
     if not record.exc_info:
         return True
-    from orchestra_jax.training.full_disk import disk_full
+    from orchestra_jax.training.endings import disk_full
 
     return not disk_full(record.exc_info[1])
 

@@ -1,7 +1,10 @@
-"""Tell in a sentence what ended a run, where the user can mend or wanted it; loaded when something does."""
+"""Tell in a sentence what ended a run, such as a full disk or the user's wish; loaded when something does."""
 
 import errno
+import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from orchestra_jax.config.errors import unwritable
@@ -11,10 +14,12 @@ from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.money.unsaved import kept_in
 from orchestra_jax.processes import Processes
-from orchestra_jax.training.full_disk import disk_full, disk_full_sentence
 from orchestra_jax.training.stopping import Interrupted
 from orchestra_jax.types import OutOfTime
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# The words of libraries that are not Python: Orbax' TensorStore, safetensors.
+_FULL_TEXT = re.compile(rf"No space left on device|[Qq]uota exceeded|os error ({'|'.join(map(str, _FULL))})\b")
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
@@ -70,4 +75,27 @@ def stopped(error: Exception, where: str, usd: float) -> Halted | Interrupted | 
     raised = f" with a higher budget.{scope}_*" if scope else ""
     return Halted(
         f"{error} Stopped after {where} with ${usd:.6g} spent; the same command{raised} continues from there."
+    )
+
+
+def disk_full(error: BaseException | None) -> bool:
+    """Return whether the error, or its cause, is that a disk or a quota is used up."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if (error.errno in _FULL) if isinstance(error, OSError) and error.errno else _FULL_TEXT.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def disk_full_sentence(folder: str | None) -> str:
+    """Return what to do about a full disk. `folder` is the run's."""
+    rooms = []
+    for place in dict.fromkeys([folder, tempfile.gettempdir()]):
+        if place and Path(place).is_dir():
+            rooms.append(f"{place!r} has {shutil.disk_usage(place).free / 1e9:.2f} GB free")
+    return (
+        f"No space, or quota, is left on a disk that the run writes to ({', '.join(rooms)}): free some, and the same "
+        "command continues from the last checkpoint."
     )

@@ -1,4 +1,4 @@
-"""The policy's weights for the engine of the run, and their fingerprint."""
+"""The policy's weights for the engine of the run, their fingerprint, and a frozen copy as the reference of a KL."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.models.base import Params
@@ -60,3 +61,17 @@ def _mark(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
         mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
     mixed ^= mixed >> 16
     return mixed.sum(dtype=jnp.uint32), (mixed * (2 * place + 1)).sum(dtype=jnp.uint32)
+
+
+def starting_reference(algorithm: AlgorithmConfig, params: Params) -> Any:
+    """Return a frozen copy of the policy, sharded like it, or in host memory as numpy arrays.
+
+    Under LoRA the frozen base is the reference, and this is not called.
+    """
+    dtype = jnp.dtype(algorithm.reference_dtype)
+
+    def frozen(leaf: Any) -> Any:
+        copy = jnp.array(leaf, dtype, copy=True)
+        return jax.device_get(copy) if algorithm.reference_offload else copy  # one after the other
+
+    return jax.tree.map(frozen, params)

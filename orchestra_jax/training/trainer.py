@@ -38,8 +38,8 @@ from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
-from orchestra_jax.training.metrics import rollout_metrics, spending_metrics, update_metrics
-from orchestra_jax.training.policy_weights import engine_params, fingerprint
+from orchestra_jax.training.metrics import evaluation_metrics, rollout_metrics, spending_metrics, update_metrics
+from orchestra_jax.training.policy_weights import engine_params, fingerprint, starting_reference
 from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
@@ -186,8 +186,6 @@ class Trainer:
                 metrics = self.policy_step()
                 refused: BudgetExceeded | ReplayMiss | OutOfTime | None = None
                 if cfg.evaluation.every and state.step % cfg.evaluation.every == 0 and state.step < cfg.steps:
-                    from orchestra_jax.training.loggers.evaluated import evaluation_metrics
-
                     try:
                         metrics |= evaluation_metrics(self.evaluate(f"step {state.step}"))
                     except (BudgetExceeded, ReplayMiss, OutOfTime) as error:
@@ -287,8 +285,6 @@ class Trainer:
         self.push_weights()
         state.phase, state.step = "policy", 0
         if self._keeps_reference:
-            from orchestra_jax.training.reference import starting_reference
-
             state.reference = starting_reference(self.cfg.algorithm, state.trained.params)
         state.notes["before"] = self.evaluate("before")
         self.save()

@@ -19,10 +19,10 @@ from orchestra_jax.config.checks import load, problems
 from orchestra_jax.config.choices import QuestionFormat
 from orchestra_jax.config.messages import keys, unknown_key
 from orchestra_jax.config.missing import missing_inputs
-from orchestra_jax.config.resume import resume_conflicts
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, MeshConfig, RunConfig, SourceConfig
 from orchestra_jax.data.sources import FORMATS
+from orchestra_jax.training.resuming import resume_conflicts
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"

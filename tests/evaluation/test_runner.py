@@ -20,8 +20,7 @@ from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.envs.base import do_nothing
 from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.quickstart.demonstrations import BASELINES
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
-from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.evaluation.measures import preference_utility, summarize, tool_shares
 from orchestra_jax.evaluation.runner import Evaluator

@@ -15,8 +15,7 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import EvaluationConfig, RunConfig
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.envs.quickstart.demonstrations import BASELINES, answer_from, reference_call
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
-from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, quickstart_chat
 from orchestra_jax.evaluation.benchmark_rows import cap_rows
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.evaluation.measures import summarize

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import EvaluationConfig, RunConfig
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
-from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, quickstart_chat
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList

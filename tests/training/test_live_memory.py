@@ -25,7 +25,7 @@ from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training import trainer as training
 from orchestra_jax.training.build import policy_config
 from orchestra_jax.training.checkpointing import Checkpoints, RunState
-from orchestra_jax.training.reference import starting_reference
+from orchestra_jax.training.policy_weights import starting_reference
 from orchestra_jax.training.resuming import abstract_state
 from orchestra_jax.training.trainer import Trainer
 from tests.training.test_trainer import MICRO, config

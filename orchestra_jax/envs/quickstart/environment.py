@@ -1,6 +1,6 @@
 """The quickstart environment: a generated world with a real sandbox, real searches and simulated experts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,11 +10,11 @@ from orchestra_jax.config.choices import SandboxIsolation
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Message, OfferedExpert, OwnChat, Script, ToolEpisode
-from orchestra_jax.envs.quickstart import demonstrations
-from orchestra_jax.envs.quickstart.facts import CHANCES, EXPERTS, RIVALS, TOOL_NAMES
-from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
-from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.envs.quickstart import demonstrations, facts
+from orchestra_jax.envs.quickstart.facts import CATALOGUE, CHANCES, EXPERTS, RIVALS, TOOL_NAMES
+from orchestra_jax.envs.quickstart.preferences import PHRASES, PREFERENCE_SHARES, wordings
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
+from orchestra_jax.envs.words import word_chat
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
 from orchestra_jax.tools.experts.simulated import SimulatedExpert
@@ -23,6 +23,14 @@ from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.tools.search.bm25 import LocalIndex, Passage
 from orchestra_jax.types import Task, ToolCall, ToolResult
 
+SCAFFOLDS = (
+    '\n{"name": "',
+    '", "arguments": {"code": "',
+    '", "arguments": {"expression": "',
+    '", "arguments": {"query": "',
+    '", "arguments": {}}\n',
+    '"}}\n',
+)
 TRAINING_TASKS = 100_000
 GATE_TASKS = 128
 PAIRED_KINDS = ("accuracy", "cost", "fast", "local")
@@ -184,3 +192,29 @@ def _sandbox(cfg: WorldConfig) -> PythonSandbox:
             # Its words cannot spell an import, a file or an underscore: this policy writes arithmetic and nothing else.
             return PythonSandbox(settings.workers, settings.timeout_s, isolation="none")
         raise ConfigError(f"{error} (tools.sandbox.isolation)") from None
+
+
+def quickstart_chat() -> OwnChat:
+    """Return the chat of every quickstart world: the words do not depend on its seed."""
+    return word_chat(texts(), SCAFFOLDS)
+
+
+def texts() -> Iterator[str]:
+    """Yield texts that together hold every word; all numbers are in a word tokenizer anyway."""
+    names = f" {' '.join(facts.FIRST_NAMES)} {' '.join(facts.LAST_NAMES)}"
+    yield names
+    for attribute, (values, question, sentence) in facts.ATTRIBUTES.items():
+        yield f" {attribute} {' '.join(values)}"
+        yield from (question.format(name="Alice Adler"), sentence.format(name="Alice Adler", value=values[0]))
+    yield from (facts.BOSS.format(name="Alice Adler", value="Boris Kim"), " boss", "Who is the boss of Alice Adler?")
+    yield from ("How old are Alice Adler and Boris Kim together?", "How much older is Alice Adler than Boris Kim?")
+    yield from (wording for kind in PHRASES for split in ("train", "eval") for wording in wordings(kind, split))
+    yield from ("What is 2 * 3 + 4 - 5?", "What is 4 + 2 * 3?", "-5")
+    yield from ("Anna is older than Boris. Who is older?", "Who is younger?")
+    yield " ".join(CATALOGUE)
+    yield "unknown no results SyntaxError: invalid syntax. Perhaps you forgot a comma? (<string>, line 1)"
+    yield " first arithmetic lookup compare accurate cheap fast local"
+    yield "NameError: name 'Adler' is not defined"
+    yield "invalid decimal literal. leading zeros in decimal integer literals are not permitted; use an 0o prefix"
+    yield "for octal"
+    yield '{"name": "python", "arguments": {"code": "1 + 2"}}\n'

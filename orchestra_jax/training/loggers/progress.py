@@ -107,6 +107,19 @@ def show_step(progress: ProgressBar, step: int, metrics: Mapping[str, float]) ->
         progress.print(f"Step {step}: loss or gradient was not finite, so its update was skipped.")
     progress.update(step, {label: metrics[name] for label, name in _LIVE.items() if name in metrics})
     if metrics.get("groups/kept") == 0:
-        from orchestra_jax.training.loggers.no_gradient import why
+        progress.print(f"Step {step}: no group had a gradient: {why_no_gradient(metrics)}.")
 
-        progress.print(f"Step {step}: no group had a gradient: {why(metrics)}.")
+
+def why_no_gradient(metrics: Mapping[str, float]) -> str:
+    """Return the likeliest reason why no group of a step had a gradient, and what to change if most steps are so."""
+    if "accuracy" not in metrics:
+        return "every rollout failed for infrastructure reasons; experiments/view.py shows what tools and servers said"
+    if metrics["reward/std"] > 1e-6:  # rounding
+        return "rewards differed by less than algorithm.advantage.min_std; if most steps are so, lower it"
+    if not metrics["valid_rate"]:
+        return "no rollout ended with an answer; if most steps are so, raise warm_start.steps or max_new_tokens"
+    if metrics["accuracy"] == 0:
+        return "no rollout was right; if most steps are so, take easier questions or raise warm_start.steps"
+    if metrics["accuracy"] == 1:
+        return "every rollout was right, and alike; if most steps are so, take harder questions"
+    return "each group was all right or all wrong; if most steps are so, raise rollout.temperature or the group size"

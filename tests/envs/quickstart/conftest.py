@@ -7,8 +7,7 @@ import pytest
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
-from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat

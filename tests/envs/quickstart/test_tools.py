@@ -10,6 +10,7 @@ from orchestra_jax.envs.quickstart.demonstrations import (
     NO_IDEA,
     read_answer,
 )
+from orchestra_jax.envs.quickstart.environment import quickstart_chat
 from orchestra_jax.envs.quickstart.facts import (
     CHANCES,
     COMPOUND,
@@ -17,7 +18,6 @@ from orchestra_jax.envs.quickstart.facts import (
     FAMILIES,
 )
 from orchestra_jax.envs.quickstart.preferences import draw_preference
-from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import QuickstartWorld, draw_offers
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Task

@@ -16,7 +16,7 @@ from orchestra_jax.envs.quickstart.demonstrations import (
     NO_IDEA,
     read_answer,
 )
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, quickstart_chat
 from orchestra_jax.envs.quickstart.facts import (
     CHANCES,
     COMPOUND,
@@ -26,7 +26,6 @@ from orchestra_jax.envs.quickstart.facts import (
 )
 from orchestra_jax.envs.quickstart.plans import best_plan, expected_utility, step_kinds
 from orchestra_jax.envs.quickstart.preferences import draw_preference, wordings
-from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
 from orchestra_jax.envs.quickstart.world import OFFER_UNITS, QuickstartWorld, draw_offers
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
@@ -46,7 +45,7 @@ def test_policy_steps_pose_the_training_split(environment: QuickstartEnvironment
 
 FINGERPRINT = """
 import hashlib
-from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.envs.quickstart.environment import quickstart_chat
 from orchestra_jax.envs.quickstart.world import (QuickstartWorld)
 def fingerprint(seed):
     world = QuickstartWorld(seed)

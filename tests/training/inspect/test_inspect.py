@@ -11,8 +11,7 @@ import pytest
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, QuickstartEpisode
-from orchestra_jax.envs.quickstart.vocabulary import quickstart_chat
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, QuickstartEpisode, quickstart_chat
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.money.budgets import Budget

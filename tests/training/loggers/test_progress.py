@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from orchestra_jax.training.loggers.no_gradient import why
-from orchestra_jax.training.loggers.progress import ProgressBar, show_step
+from orchestra_jax.training.loggers.progress import ProgressBar, show_step, why_no_gradient
 from orchestra_jax.training.metrics import rollout_metrics
 from orchestra_jax.types import Preference, Status
 from tests.rl.trajectories import task, trajectory, turn
@@ -83,4 +82,4 @@ def test_the_reason_is_that_of_the_figures(groups: list[list[dict[str, object]]]
     asked, one = task("t", "python", Preference("right", "")), turn([1], [2])
     members = [trajectory(asked, one, **member) for group in groups for member in group]
     spread = np.broadcast_to(np.array(rewards, np.float32), (len(groups), 2))
-    assert said in why(rollout_metrics(members, spread, np.zeros(len(groups), bool)))
+    assert said in why_no_gradient(rollout_metrics(members, spread, np.zeros(len(groups), bool)))
