@@ -1,14 +1,129 @@
-"""The size of experiments and functions, and no circle between modules. The layers are in `test_layers.py`."""
+"""The layer rule of the design, what the pure core may not touch, circles, sizes, and what imports may not start.
+
+Layers: experiments, serve_mcp > api, serving > training, planning, synthesis, preparation > evaluation > rollout >
+envs > tools > rl > engines > money > models > data > processes > config > io > types. A module imports
+from its own layer or one below; packages that share a layer may not import each other in a circle.
+"""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.test_layers import PACKAGE, PRODUCT, modules_imported
-
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "orchestra_jax"
+LAYERS = (
+    ("types", ""),  # "": the package's own __init__
+    ("io",),
+    ("config",),
+    ("processes",),
+    ("data",),
+    ("models",),
+    ("money",),
+    ("engines",),
+    ("rl",),
+    ("tools",),
+    ("envs",),
+    ("rollout",),
+    ("evaluation",),
+    ("training", "planning", "synthesis", "preparation"),
+    ("api", "serving"),
+    ("experiments", "__main__", "serve_mcp"),
+)
+LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
+PURE = ("rl", "models")
+READS_FILES = {
+    "models/checkpoint/__init__.py", "models/checkpoint/gguf.py", "models/checkpoint/reading.py",
+    "models/checkpoint/safetensors.py", "models/lora.py", "models/saved_tokenizer.py",
+}  # fmt: skip
+IMPURE_MODULES = {
+    "asyncio", "datetime", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "shutil",
+    "socket", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",
+}  # fmt: skip
+IMPURE_CALLS = {"open", "print", "input"}
 LINES_AN_EXPERIMENT = 65  # beside its docstring
 LINES_A_FUNCTION = 80
+
+
+def modules_imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """Every module that a file imports, lazily or not, as absolute names; `package` is the file's own package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ""
+            if node.level:
+                base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1])
+            module = ".".join(part for part in (base, node.module) if part)
+            # `from package import name`: the name may be a module.
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def unit_of(module: str) -> str | None:
+    """The layer unit of an absolute module name: its subpackage or top module; None outside the project."""
+    parts = module.split(".")
+    if parts[0] == "experiments":
+        return "experiments"
+    if parts[0] != PACKAGE:
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in LEVEL else ""
+
+
+def edges(files: dict[str, str]) -> dict[tuple[str, str], str]:
+    """(importing unit, imported unit) -> the first file that does it. `files`: source by path below the root."""
+    found: dict[tuple[str, str], str] = {}
+    for path, source in files.items():
+        module = path.removesuffix(".py").replace("/", ".")
+        package = module.removesuffix(".__init__") if path.endswith("__init__.py") else module.rpartition(".")[0]
+        importer = unit_of(module)
+        for name in modules_imported(ast.parse(source), package):
+            if importer is not None and (imported := unit_of(name)) not in (None, importer):
+                found.setdefault((importer, imported), path)
+    return found
+
+
+def layer_violations(files: dict[str, str]) -> list[str]:
+    found = []
+    imports = edges(files)
+    for (importer, imported), path in imports.items():
+        if LEVEL[imported] > LEVEL[importer]:
+            found.append(f"{path}: {importer} may not import {imported}, which is above it")
+        elif LEVEL[imported] == LEVEL[importer] > 0 and (imported, importer) in imports:
+            found.append(f"{path}: {importer} and {imported} import each other")
+    return found
+
+
+def nnx_violations(files: dict[str, str]) -> list[str]:
+    found = []
+    for path, source in files.items():
+        tree = ast.parse(source)
+        names = [*modules_imported(tree, ""), *(ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute))]
+        if any(name == "flax.nnx" or name.startswith("flax.nnx.") for name in names):
+            found.append(f"{path}: uses flax.nnx; use flax.linen")
+    return found
+
+
+def purity_violations(files: dict[str, str]) -> list[str]:
+    """Clocks, files, processes, randomness without a key and global state in the pure core."""
+    found = []
+    for path, source in files.items():
+        inner = path.removeprefix(f"{PACKAGE}/")
+        if inner.partition("/")[0] not in PURE or inner in READS_FILES:
+            continue
+        tree = ast.parse(source)
+        roots = {name.partition(".")[0] for name in modules_imported(tree, "")}
+        found += [f"{path}: imports {name}" for name in sorted(roots & IMPURE_MODULES)]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+                found.append(f"{path}:{node.lineno}: calls {node.func.id}()")
+            elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("np.random", "numpy.random"):
+                found.append(f"{path}:{node.lineno}: uses numpy's global randomness")
+            elif isinstance(node, ast.Global):
+                found.append(f"{path}:{node.lineno}: has global state")
+    return found
 
 
 def module_name(path: str) -> str:
@@ -60,9 +175,26 @@ def function_violations(files: dict[str, str]) -> list[str]:
     ]
 
 
+def sources(*folders: str) -> dict[str, str]:
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(paths)}
+
+
+PRODUCT = sources(PACKAGE, "experiments")
+EVERYTHING = PRODUCT | sources("tests", "scripts", "benchmarks")
+
+
+def test_every_subpackage_has_a_layer() -> None:
+    units = {path.split("/")[1].removesuffix(".py") for path in PRODUCT if path.startswith(PACKAGE)}
+    assert units - {"__init__"} <= set(LEVEL)
+
+
 @pytest.mark.parametrize(
     ("check", "files"),
     [
+        (layer_violations, PRODUCT),
+        (nnx_violations, PRODUCT),
+        (purity_violations, PRODUCT),
         (circle_violations, PRODUCT),
         (file_violations, PRODUCT),
         (function_violations, PRODUCT),
@@ -73,6 +205,7 @@ def test_the_tree_keeps_the_rule(check, files) -> None:
     assert check(files) == []
 
 
+RL, ENVS = f"{PACKAGE}/rl/a.py", f"{PACKAGE}/envs/a.py"
 A, B, C = (f"{PACKAGE}/rl/{name}.py" for name in "abc")
 LONG_FUNCTION = "def f():\n" + "    x = 1\n" * LINES_A_FUNCTION
 
@@ -80,6 +213,28 @@ LONG_FUNCTION = "def f():\n" + "    x = 1\n" * LINES_A_FUNCTION
 @pytest.mark.parametrize(
     ("check", "bad"),
     [
+        (layer_violations, {RL: "from orchestra_jax.tools import menu"}),
+        (layer_violations, {RL: "from orchestra_jax import tools"}),
+        (layer_violations, {RL: "from ..tools.menu import Menu"}),
+        (layer_violations, {RL: "def f():\n    import orchestra_jax.envs.base"}),
+        (layer_violations, {f"{PACKAGE}/types.py": "from .models import qwen3"}),
+        (layer_violations, {f"{PACKAGE}/__init__.py": "from .rl import losses"}),
+        (layer_violations, {f"{PACKAGE}/training/run.py": "import experiments.train"}),
+        (
+            layer_violations,
+            {
+                f"{PACKAGE}/training/a.py": "import orchestra_jax.planning",
+                f"{PACKAGE}/planning/a.py": "from .. import training",
+            },
+        ),
+        (nnx_violations, {RL: "from flax import nnx"}),
+        (nnx_violations, {RL: "import flax.nnx as n"}),
+        (nnx_violations, {RL: "import flax\nflax.nnx.Module"}),
+        (purity_violations, {RL: "import time"}),
+        (purity_violations, {RL: "from os import path"}),
+        (purity_violations, {RL: "import numpy as np\nnp.random.rand()"}),
+        (purity_violations, {RL: "def f():\n    open('x')"}),
+        (purity_violations, {f"{PACKAGE}/models/a.py": "def f():\n    global x\n    x = 1"}),
         (circle_violations, {A: "from orchestra_jax.rl.b import x", B: "import orchestra_jax.rl.a"}),
         (circle_violations, {A: "from orchestra_jax.rl import b", B: "from .c import x", C: "from . import a"}),
         (circle_violations, {A: "from .b import x", B: "def f():\n    from .a import y"}),
@@ -97,9 +252,38 @@ def test_the_check_sees_a_violation(check, bad) -> None:
 @pytest.mark.parametrize(
     ("check", "good"),
     [
+        (
+            layer_violations,
+            {ENVS: "from orchestra_jax.tools import menu\nfrom . import base\nimport orchestra_jax.types"},
+        ),
+        (layer_violations, {ENVS: "import orchestra_jax.data.sources"}),
+        (layer_violations, {"experiments/a.py": "import orchestra_jax.training.main"}),
+        (nnx_violations, {RL: "import flax.linen as nn"}),
+        (purity_violations, {RL: "import jax\njax.random.key(0)"}),
+        (purity_violations, {f"{PACKAGE}/tools/a.py": "import time, os"}),
+        (purity_violations, {f"{PACKAGE}/models/checkpoint/safetensors.py": "import os"}),
         (circle_violations, {A: "from .b import x\nfrom .c import y", B: "from . import c", C: "import os"}),
         (function_violations, {A: LONG_FUNCTION.removesuffix("    x = 1\n")}),
     ],
 )
 def test_the_check_lets_good_code_pass(check, good) -> None:
     assert check(good) == []
+
+
+def test_no_import_starts_jax() -> None:
+    # A run says first which devices it wants, how many, and who else takes part; a started backend would not listen.
+    modules = sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / PACKAGE).rglob("*.py")
+    )
+    script = f"""
+import importlib
+for name in {modules}:
+    importlib.import_module(name)
+    from jax._src import xla_bridge
+    assert not xla_bridge.backends_are_initialized(), name
+"""
+
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

@@ -4,10 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from orchestra_jax.config import cli
-from orchestra_jax.config.checks import load
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.compose import compose as run_config
 from orchestra_jax.config.flags import DRY_RUN, LIMIT, PATH, as_settings
 from orchestra_jax.config.schema import RunConfig
@@ -18,10 +16,8 @@ NAMES = sorted(file.stem for file in (CONF / "benchmark").iterdir())
 
 @pytest.fixture(scope="module")
 def composed() -> dict[str, RunConfig]:
-    cli.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        overrides = ["data.path=questions.jsonl", "output_dir=out"]
-        return {name: load(compose("evaluate", [f"+benchmark={name}", *overrides])) for name in NAMES}
+    overrides = ["data.path=questions.jsonl", "output_dir=out"]
+    return {name: compose(f"+benchmark={name}", *overrides, name="evaluate") for name in NAMES}
 
 
 def test_every_benchmark_is_greedy_and_keeps_what_it_pays_for(composed: dict[str, RunConfig]):

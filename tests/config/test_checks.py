@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, asdict, replace
 from pathlib import Path
 
-import hydra
 import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -23,6 +22,7 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, MeshConfig, RunConfig, SourceConfig
 from orchestra_jax.data.sources import FORMATS
 from orchestra_jax.training.resuming import resume_conflicts
+from tests.composed import composed
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -33,9 +33,7 @@ OFFLINE = [
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
-    cli.register()
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return load(hydra.compose("config", list(overrides)))
+    return load(composed(*overrides))
 
 
 def explained(overrides: Sequence[str]) -> str:

@@ -6,16 +6,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import hydra
 import pytest
-from omegaconf import DictConfig
 
-from orchestra_jax.config import cli, from_run
+from orchestra_jax.config import from_run
 from orchestra_jax.config.checks import load
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import ConfigError, RunConfig
-from orchestra_jax.io.shipped import CONF
+from tests.composed import composed
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = ("+experiment=database", "name=trained", "seed=5", "evaluation.questions=4", "env.options.worlds=[mine]")
@@ -44,19 +42,13 @@ def made(home: Path, *words: str) -> Path:
     return run
 
 
-def composed(*words: str) -> DictConfig:
-    cli.register()
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("evaluate", list(words))
-
-
 def evaluated(*words: str) -> tuple[RunConfig, Path | None]:
-    config, run = from_run.settings(composed(*words), words, "outputs/quickstart")
+    config, run = from_run.settings(composed(*words, name="evaluate"), words, "outputs/quickstart")
     return load(config), run
 
 
 def line(*words: str) -> str:
-    config, run = from_run.settings(composed(*words), words, "outputs/quickstart")
+    config, run = from_run.settings(composed(*words, name="evaluate"), words, "outputs/quickstart")
     assert run is not None
     return from_run.told(config, words, run)
 
@@ -96,7 +88,7 @@ def test_a_world_that_the_command_names_is_taken_as_it_stands(home: Path, world:
     words = (f"policy={home / 'work' / 'run'}", world)
     cfg, run = evaluated(*words)
     assert run is None
-    assert cfg == load(composed(*words))
+    assert cfg == load(composed(*words, name="evaluate"))
     # The run's policy has words of its own, as the quickstart's have.
     assert ("was trained on the words and prompts of its own world" in capsys.readouterr().out) == (
         cfg.model.tokenizer != "environment"
@@ -107,13 +99,15 @@ def test_a_world_that_the_command_names_is_taken_as_it_stands(home: Path, world:
 def test_without_a_record_nothing_changes(home: Path, policy: str):
     (home / "empty" / "checkpoint").mkdir()
     (home / "empty" / "checkpoint" / "config.json").write_text("{}")
-    config = composed(f"policy={policy}")
+    config = composed(f"policy={policy}", name="evaluate")
     assert from_run.settings(config, [f"policy={policy}"], "outputs/quickstart") == (config, None)
     assert from_run.in_its_folder([f"policy={policy}", "--limit", "3"]) == [f"policy={policy}", "--limit", "3"]
 
 
 def test_the_run_of_a_name_is_under_its_own_settings(home: Path):
-    cfg, run = from_run.settings(composed("name=trained"), ["name=trained"], str(home / "work" / "run"))
+    cfg, run = from_run.settings(
+        composed("name=trained", name="evaluate"), ["name=trained"], str(home / "work" / "run")
+    )
     assert (run, cfg.env.name, cfg.policy) == (home / "work" / "run", "database", str(run))
 
 

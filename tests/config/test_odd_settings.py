@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 from hydra.errors import HydraException
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.schema import ConfigError, DataConfig, RunConfig
 from orchestra_jax.rl.losses.constant import with_constant
 from orchestra_jax.rl.setup import adapters, policy_shapes
+from tests.composed import composed
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 INFINITE, NO_NUMBER = float("inf"), float("nan")
@@ -35,9 +35,7 @@ KEYS = list(keys())
 
 @pytest.fixture(scope="module")
 def base() -> DictConfig:
-    cli.register()
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config")
+    return composed()
 
 
 def changed(base: DictConfig, key: str, value: Any) -> RunConfig:
@@ -174,12 +172,8 @@ def test_what_hydra_does_not_explain(
         (tmp_path / group).mkdir()
         (tmp_path / group / "mine.yaml").write_bytes(content)
 
-    def main() -> None:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            hydra.compose("config", [f"hydra.searchpath=[{tmp_path}]", override])
-
     with pytest.raises(SystemExit) as stop, cli.user_errors():
-        main()
+        composed(f"hydra.searchpath=[{tmp_path}]", override)
     printed = capsys.readouterr().err
     assert (stop.value.code, len(printed.splitlines())) == (2, 1)
     assert sentence in printed

@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from orchestra_jax.config import cli
-from orchestra_jax.config.checks import load
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.training.build import preflight
@@ -47,9 +45,7 @@ def config(folder: Path, *overrides: str) -> RunConfig:
     """The configuration of the page's command."""
     (command,) = [text for language, text in PAGE if language == "bash"]
     said = re.findall(r"[\w.]+=\S+", command)
-    cli.register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return load(compose("config", [*said, *overrides]), str(folder / "run"))
+    return compose(*said, *overrides, f"output_dir={folder / 'run'}")
 
 
 def test_the_example_trains(folder: Path):

@@ -16,7 +16,7 @@ from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.lora import LoRA, abstract_adapters, attach, init_adapters, load_peft, merge, save_peft
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
-from tests.models.trees import to_params, to_tensors
+from tests.models.trees import assert_same, to_params, to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=61, num_layers=2, hidden_size=32, intermediate_size=40, head_dim=12)
 LAYOUTS = [CONFIG, CONFIG.replace(scan_layers=True)]
@@ -64,14 +64,6 @@ def loss(params, config):
     """The negated mean log-probability of the next tokens."""
     scores = jax.nn.log_softmax(run(params, config)[:, :-1])
     return -jnp.take_along_axis(scores, TOKENS[:, 1:, None], axis=2).mean()
-
-
-def assert_same(got, want) -> None:
-    def same(a, b) -> None:
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-    jax.tree.map(same, got, want)
 
 
 @pytest.mark.parametrize("config", LAYOUTS)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from orchestra_jax.models.lora import LoRA, attach, load_peft, merge, save_peft
-from tests.models.test_lora import CONFIG, TOKENS, assert_same, base_of, loss, run, trained
-from tests.models.trees import to_params, to_tensors
+from tests.models.test_lora import CONFIG, TOKENS, base_of, loss, run, trained
+from tests.models.trees import assert_same, to_params, to_tensors
 
 LAST = LoRA(4, 6.0, ("q", "v", "down"), layers=1)
 EVERY = LoRA(4, 6.0, ("q", "v", "down"))

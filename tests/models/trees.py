@@ -24,3 +24,13 @@ def to_params(tensors: Mapping[str, np.ndarray], config: DecoderConfig) -> dict[
 def to_tensors(params: Params, config: DecoderConfig) -> dict[str, np.ndarray]:
     """Hugging Face's tensors (contiguous numpy, in the parameters' dtype); a tied head is not repeated."""
     return {tensor.name: tensor.to_host() for tensor in host_tensors(config, params)}
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """Two trees hold the same arrays, to the bit."""
+
+    def same(a: Any, b: Any) -> None:
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+    jax.tree.map(same, got, want)

@@ -20,8 +20,8 @@ from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.toolscale import domains, tasks
 from orchestra_jax.preparation import paper
 from orchestra_jax.preparation.made import Wanted
+from tests.composed import composed
 from tests.envs.toolscale import library
-from tests.preparation.composed import hle
 from tests.tools.http_stub import EmbeddingStub, serving, word_vector
 
 faiss = pytest.importorskip("faiss")
@@ -306,14 +306,14 @@ def test_the_run_takes_what_is_prepared_and_says_what_is_not(
     for name in ("GENERAL_THOUGHT_PATH", "HLE_PATH", "TOOLSCALE_PATH", "TOOLSCALE_REPO"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ORCHESTRA_DATA", str(tmp_path))
-    bare = hle()
+    bare = composed("+experiment=hle")
     assert bare.tools.search.index is None
     assert bare.data.mixture[0].path == "GeneralReasoning/GeneralThought-430K"
     assert (bare.data.eval_path, bare.env.options.toolscale.rows) == ("cais/hle", "nvidia/ToolScale")
     (sentence,) = [each for each in unprepared(bare) if "retrieval_index" in each]
     assert sentence.startswith("Not prepared: local search goes by words (BM25), without the paper's dense index (")
     prepared(tmp_path, copies)
-    full = hle()
+    full = composed("+experiment=hle")
     assert full.tools.search.index == str(tmp_path / "retrieval_index")
     assert full.data.mixture[0].path == str(tmp_path / "general_thought")
     assert full.data.eval_path == str(tmp_path / "hle")

@@ -15,7 +15,7 @@ from orchestra_jax.preparation.written import DESCRIPTIONS, NAMES, PREFERENCES, 
 from orchestra_jax.synthesis.wordings import TARGETS
 from orchestra_jax.tools.experts.descriptions import load
 from orchestra_jax.tools.experts.evidence import WRITER_SYSTEM
-from tests.preparation.composed import hle
+from tests.composed import composed
 from tests.synthesis.server import serving
 from tests.synthesis.test_preferences import proposal
 
@@ -65,7 +65,9 @@ def paid(stub) -> float:
 
 def test_both_are_written_and_the_run_takes_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRA_DATA", str(folder))
-    assert {sentence.split("--only ")[1].split(";")[0] for sentence in unprepared(hle())} >= set(NAMES)
+    assert {sentence.split("--only ")[1].split(";")[0] for sentence in unprepared(composed("+experiment=hle"))} >= set(
+        NAMES
+    )
     said = list[str]()
     with serving(reply) as stub:
         job = writing(folder, stub.url)
@@ -76,7 +78,7 @@ def test_both_are_written_and_the_run_takes_them(folder: Path, monkeypatch: pyte
         asked = len(stub.bodies)
         assert write(NAMES, folder, job, say=said.append) == []
         assert len(stub.bodies) == asked  # nothing is asked twice
-    cfg = hle()
+    cfg = composed("+experiment=hle")
     assert load(cfg.tools.descriptions) == {"gpt-5": FINE, "qwen3-32b": FINE}
     assert cfg.data.preferences_file == str(folder / PREFERENCES / "preferences.jsonl")
     drawn_from(cfg.data.preferences_file)

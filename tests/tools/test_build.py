@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from orchestra_jax.config import cli
-from orchestra_jax.config.checks import load
 from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
-from orchestra_jax.envs.base import make_environment
+from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.reservations import acquire
@@ -38,6 +35,7 @@ from orchestra_jax.types import Trajectory, Usage
 from tests.tools.openai_stub import Bill
 from tests.tools.tokenizers import save_tokenizer
 from tests.tools.tool_servers import Outside, ScriptedPolicy, outside
+from tests.training.test_trainer import config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = (
@@ -52,12 +50,6 @@ PAPER = (
     "warm_start.demonstrations=24", "warm_start.batch_size=2", "evaluation.questions=2", "evaluation.every=0",
     "checkpoint.every=1", "checkpoint.export=false", "logger.names=[jsonl]",
 )  # fmt: skip
-
-
-def config(directory: Path, *overrides: str) -> RunConfig:
-    cli.register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return load(compose("config", list(overrides)), str(directory))
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from orchestra_jax.config import cli
-from orchestra_jax.config.checks import load
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import PricingConfig, RunConfig
 from orchestra_jax.config.tools import ExpertServer, ToolsConfig
 from orchestra_jax.data.preferences import applicable, sample_preference
@@ -39,9 +37,7 @@ def shipped(name: str) -> dict[str, list[str]]:
 
 
 def hle(*overrides: str) -> RunConfig:
-    cli.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return load(compose("config", ["+experiment=hle", *overrides]))
+    return compose("+experiment=hle", *overrides)
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import jax
 import pytest
-from hydra import compose, initialize_config_dir
 
-from orchestra_jax.config import cli
-from orchestra_jax.config.checks import load
 from orchestra_jax.config.choices import History
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models import checkpoint
@@ -28,16 +25,11 @@ from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import make_collector, make_policy, policy_config, preflight
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run
+from tests.training.test_trainer import config
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLINE = ("+experiment=hle", "env=qa", "mesh=single", "model=tiny", "rollout=embedded", "tools=offline", "data=jsonl")
 NO_PASSAGES = (*OFFLINE, "tools.search.corpus=null")
-
-
-def config(directory: Path, *overrides: str) -> RunConfig:
-    cli.register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return load(compose("config", list(overrides)), str(directory))
 
 
 @pytest.fixture

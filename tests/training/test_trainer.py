@@ -17,11 +17,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from hydra import compose, initialize_config_dir
 
-from orchestra_jax.config import cli
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
-from orchestra_jax.config.checks import load
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError, RewardConfig, RunConfig
 from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.processes.lock import alone_in
@@ -79,9 +77,7 @@ def train(directory: Path, *overrides: str, stop: str = "") -> subprocess.Comple
 
 
 def config(directory: Path, *overrides: str) -> RunConfig:
-    cli.register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return load(compose("config", list(overrides)), str(directory))
+    return compose(*overrides, f"output_dir={directory}")
 
 
 def train_here(directory: Path, *overrides: str) -> None:

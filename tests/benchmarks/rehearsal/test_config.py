@@ -8,7 +8,8 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from orchestra_jax.config import cli
-from orchestra_jax.config.checks import flat, load
+from orchestra_jax.config.checks import flat
+from orchestra_jax.config.compose import compose
 from orchestra_jax.config.experiment import changed_settings
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -41,11 +42,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("experiment", ["hle", "frames"])
 def test_only_sizes_and_places_differ(experiment: str):
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        paper, ours = (
-            dict(flat(asdict(load(hydra.compose("config", [f"+experiment={experiment}", *more])))))
-            for more in ([], ["+rehearsal=cpu"])
-        )
+    paper, ours = (dict(flat(asdict(compose(f"+experiment={experiment}", *more)))) for more in ([], ["+rehearsal=cpu"]))
     assert {key for key in paper if paper[key] != ours[key]} <= SIZES | PLACES
     # On a GPU servers sample in bfloat16 unless told otherwise, and so does this one.
     assert ours["rollout.weight_dtype"] == "bfloat16"

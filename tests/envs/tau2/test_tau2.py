@@ -8,9 +8,9 @@ import pytest
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.envs.base import make_environment
 from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.envs.conversation import Conversation
+from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.envs.tau2 import package
 from orchestra_jax.envs.tau2.environment import Tau2Environment
 from orchestra_jax.envs.tau2.package import TOO_LONG, Patterns

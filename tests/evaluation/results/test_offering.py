@@ -3,22 +3,18 @@
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from orchestra_jax.config import cli
 from orchestra_jax.evaluation.results.offering import UNSEEN_PRICES, UNSEEN_TOOLS, Offering, offering, training_config
-from orchestra_jax.io.shipped import CONF
+from tests.composed import composed
 from tests.evaluation.results.kept_files import config, evaluation
 
 PLAIN = {"names": ["python", "local_search"], "experts": {}}
 PYTHON = {"names": ["python"], "experts": {}}
 
 
-def composed(*overrides: str) -> dict:
-    cli.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        made = compose("evaluate", ["+benchmark=hle", "data.eval_path=x", *overrides])
+def hle(*overrides: str) -> dict:
+    made = composed("+benchmark=hle", "data.eval_path=x", *overrides, name="evaluate")
     return {group: OmegaConf.to_container(made[group], resolve=True) for group in ("tools", "pricing")}
 
 
@@ -34,7 +30,7 @@ def composed(*overrides: str) -> dict:
     ],
 )
 def test_without_a_record_of_training_the_papers_counts(overrides: list[str], unseen: tuple[str, ...]) -> None:
-    assert offering(composed(*overrides), None).unseen == unseen
+    assert offering(hle(*overrides), None).unseen == unseen
 
 
 def test_what_training_offered_is_known_and_nothing_else() -> None:

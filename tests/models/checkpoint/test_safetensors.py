@@ -17,7 +17,7 @@ from orchestra_jax.models.decoder import forward, init_params, logits
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
 from orchestra_jax.processes.several import on_host
-from tests.models.trees import to_tensors
+from tests.models.trees import assert_same, to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=300, hidden_size=16, intermediate_size=24, head_dim=8, num_layers=2)
 needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
@@ -25,14 +25,6 @@ needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtua
 
 def params_of(config: Qwen3Config) -> dict:
     return jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
-
-
-def assert_same(got, want) -> None:
-    def same(a, b) -> None:
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-    jax.tree.map(same, got, want)
 
 
 def rewrite(folder: Path, change) -> None:

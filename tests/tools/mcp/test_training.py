@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.envs.base import make_environment
+from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout import collector
 from orchestra_jax.training import rewards
