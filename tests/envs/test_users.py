@@ -31,17 +31,12 @@ async def client(stub):
     await made.close()
 
 
-def says(stub, *replies):
-    left = list(replies)
-    stub.reply = lambda body: left.pop(0) if len(left) > 1 else left[0]
-
-
 def step(action, words="", **arguments):
     return json.dumps({"action": action, "arguments": json.dumps(arguments), "words": words})
 
 
 async def test_the_conversation_so_far_is_the_models(stub, client):
-    says(stub, "I am Ann.", "Fine. ###TRANSFER### Bye.")
+    stub.says("I am Ann.", "Fine. ###TRANSFER### Bye.")
     run = Budget()
     user = SimulatedUser(client, "", Budget(parent=run), system="Play Ann.")
     first, last = await user.reply("Who are you?"), await user.reply("I hand you over.")
@@ -60,7 +55,7 @@ async def test_the_conversation_so_far_is_the_models(stub, client):
 @pytest.mark.parametrize("stop", ["###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###"])
 @pytest.mark.parametrize("tools", [(), (TOOL,)])
 async def test_a_stop_word_anywhere_ends_it(stub, client, stop, tools):
-    says(stub, step("say", f"Thanks {stop} a lot") if tools else f"Thanks {stop} a lot")
+    stub.says(step("say", f"Thanks {stop} a lot") if tools else f"Thanks {stop} a lot")
     turn = await SimulatedUser(client, "", Budget(), tools=tools).reply("Done.")
     assert turn.done
     assert "Thanks" in turn.text
@@ -73,8 +68,8 @@ async def test_tools_of_the_user_are_called_through_structured_steps(stub, clien
         called.append(call.arguments)
         return "the phone is on"
 
-    says(
-        stub, step("toggle", on="yes"), step("fly"), f"```json\n{step('toggle', on=True)}\n```",
+    stub.says(
+        step("toggle", on="yes"), step("fly"), f"```json\n{step('toggle', on=True)}\n```",
         step("say", "It is on."), step("say", "Yes."),
     )  # fmt: skip
     user = SimulatedUser(client, "You are Ann.", Budget(), tools=[TOOL], act=act)
@@ -94,7 +89,7 @@ async def test_tools_of_the_user_are_called_through_structured_steps(stub, clien
 
 async def test_a_failure_costs_nothing_twice(stub, client):
     called = []
-    says(stub, step("toggle", on=True), "no step", "still none", step("say", "It is on."))
+    stub.says(step("toggle", on=True), "no step", "still none", step("say", "It is on."))
     user = SimulatedUser(client, "", Budget(), tools=[TOOL], act=lambda call: called.append(call) or "on")
     with pytest.raises(InfrastructureError, match="wrote no step that can be read"):
         await user.reply("Turn it on.")
@@ -103,7 +98,7 @@ async def test_a_failure_costs_nothing_twice(stub, client):
 
 
 async def test_a_dead_server_and_a_user_who_only_calls_are_infrastructure_failures(stub, client):
-    says(stub, step("toggle", on=True))
+    stub.says(step("toggle", on=True))
     user = SimulatedUser(client, "", Budget(), tools=[TOOL], act=lambda call: "on")
     with pytest.raises(InfrastructureError, match=f"made {MOST_CALLS} calls without a word"):
         await user.reply("Turn it on.")

@@ -88,6 +88,11 @@ class StubOpenAI:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
+    def says(self, *replies: str) -> None:
+        """Give these replies in turn, the last of them from then on."""
+        left = list(replies)
+        self.reply = lambda body: left.pop(0) if len(left) > 1 else left[0]
+
     async def __aenter__(self) -> "StubOpenAI":
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._complete)

@@ -6,13 +6,11 @@ it is time to speak.
 """
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from orchestra_jax.envs.base import Demonstrations, OwnChat
+from orchestra_jax.envs.copying import task_rng
 from orchestra_jax.envs.database.conversations import DONE
 from orchestra_jax.envs.database.folder import TaskRow, WorldFolder
 from orchestra_jax.envs.database.golden import opened
@@ -35,7 +33,7 @@ def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Seque
 
     def script(task: Task, observed: Sequence[ToolResult]) -> ToolCall | str:
         row = rows[task.extra["task"]]
-        rng = np.random.default_rng(_digest(f"{task.id}/{task.extra['instance']['seed']}"))
+        rng = task_rng(task, f"/{task.extra['instance']['seed']}")
         place = 0  # index of this request's first step; all steps but the current one have been observed
         for number in range(len(row.turns)):
             count = 1 + int(rng.choice(len(CALLS_SHARES), p=CALLS_SHARES))
@@ -134,7 +132,3 @@ def _texts(worlds: Sequence[WorldFolder]) -> Iterator[str]:
                         yield opened(found.world, row.goal).call(copied_call(row, spec, number, read)).text
                 read += [session.call(call).text for call in turn.calls]
                 yield from read
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

@@ -37,8 +37,7 @@ async def stub():
 
 
 async def played(stub, script, name, replies, **limits):
-    left = list(replies)
-    stub.reply = lambda body: left.pop(0) if len(left) > 1 else left[0]
+    stub.says(*replies)
     environment = Tau2Environment(settings(stub))
     assert list(environment.baselines()) == ["do_nothing"]  # each would pay for the user
     try:

@@ -23,17 +23,12 @@ from orchestra_jax.tools.experts.roles import (
 )
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
-from tests.tools.openai_stub import PRICES, StubOpenAI
+from tests.tools.openai_stub import PRICES
 
 
 @pytest.fixture
 def client(make):
     return make(max_tokens=60, context_tokens=2000)
-
-
-def says(stub: StubOpenAI, *replies: str) -> None:
-    left = list(replies)
-    stub.reply = lambda body: left.pop(0) if len(left) > 1 else left[0]
 
 
 async def found(arguments, budget: Budget) -> ToolResult:
@@ -72,7 +67,7 @@ def test_a_name_that_no_tool_may_have():
     ],
 )
 async def test_the_query_writer_searches(stub, client, reply, query):
-    says(stub, reply)
+    stub.says(reply)
     _, handle = expert_tool(Role.query_writer, client, found)
     result = await handle({"question": "How far is the moon?", "context": "We know the sun."}, Budget())
     assert result.text == f"Query: {query}\nresults for {query}"
@@ -86,14 +81,14 @@ async def test_the_query_writer_searches(stub, client, reply, query):
 
 @pytest.mark.parametrize("reply", ["", "First I would think.\nThen search.", "<think>endless"])
 async def test_a_query_writer_without_a_query(stub, client, reply):
-    says(stub, reply)
+    stub.says(reply)
     _, handle = expert_tool(Role.query_writer, client, found)
     result = await handle({"question": "How far?"}, Budget())
     assert (result.text, result.is_error, result.refused, len(result.usage)) == (NO_QUERY, True, True, 1)
 
 
 async def test_the_code_writer_runs_its_code(stub, client):
-    says(stub, "Here:\n```python\nprint('sum', 2 + 3)\n```\nThat is it.")
+    stub.says("Here:\n```python\nprint('sum', 2 + 3)\n```\nThat is it.")
 
     async def run(arguments, budget: Budget) -> ToolResult:
         command = sys.executable, "-c", arguments["code"]
@@ -112,7 +107,7 @@ async def test_the_code_writers_errors_are_observations(stub, client):
     async def broken(arguments, budget: Budget) -> ToolResult:
         return ToolResult("ZeroDivisionError", (Usage("python", seconds=1.0),), is_error=True)
 
-    says(stub, "```\n1/0\n```", "I cannot write code.")
+    stub.says("```\n1/0\n```", "I cannot write code.")
     _, handle = expert_tool(Role.code_writer, client, broken)
     result = await handle({"task": "Divide."}, Budget())
     assert (result.is_error, result.refused) == (True, False)
@@ -138,7 +133,7 @@ def test_python_block(text, code):
 
 @pytest.mark.parametrize("role", [Role.math, Role.generalist])
 async def test_models_that_answer(stub, client, role):
-    says(stub, "<think>6 * 7</think>It is \\boxed{42}.", "<think>" + "long " * 100, "word " * 100)
+    stub.says("<think>6 * 7</think>It is \\boxed{42}.", "<think>" + "long " * 100, "word " * 100)
     spec, handle = expert_tool(role, client)
     (argument,) = spec.parameters["required"]
     budget = Budget()
@@ -172,7 +167,7 @@ async def test_a_long_context_is_cut_and_the_question_kept(stub, client):
     ],
 )
 async def test_the_judge(stub, client, reply, correct):
-    says(stub, reply)
+    stub.says(reply)
     verdict = await Judge(client).judge("How far?", "384k km", ["384400 km", "384,000 km"], budget=Budget())
     assert verdict.correct is correct
     assert [row.role for row in verdict.usage] == ["judge"]
@@ -186,11 +181,11 @@ async def test_the_judge(stub, client, reply, correct):
 
 
 async def test_a_judge_without_a_verdict_is_no_wrong_answer(stub, client):
-    says(stub, "Who knows.", '{"reason": "Right.", "verdict": "correct"}')
+    stub.says("Who knows.", '{"reason": "Right.", "verdict": "correct"}')
     verdict = await Judge(client).judge("q", "a", ["b"], budget=Budget())
     assert verdict.correct
     assert len(verdict.usage) == 2
-    says(stub, "Who knows.")
+    stub.says("Who knows.")
     with pytest.raises(InfrastructureError, match=r"The judge 'small' gave no verdict in 2 samples"):
         await Judge(client).judge("q", "a", ["b"], budget=Budget())
     with pytest.raises(ValueError, match="no reference answer"):
@@ -198,7 +193,7 @@ async def test_a_judge_without_a_verdict_is_no_wrong_answer(stub, client):
 
 
 async def test_the_user_simulator(stub, client):
-    says(stub, "I want to cancel {my} flight.", f"Thanks!\n{STOP}")
+    stub.says("I want to cancel {my} flight.", f"Thanks!\n{STOP}")
     user = UserSimulator(client, "You are Ann and want to cancel flight {X1}.")
     first = await user.reply([], budget=Budget())
     assert (first.text, first.done) == ("I want to cancel {my} flight.", False)
@@ -219,7 +214,7 @@ async def test_the_user_simulator(stub, client):
 
 
 async def test_all_roles_at_once_share_one_client(stub, client):
-    says(stub, '{"reason": "Right.", "verdict": "correct"}')
+    stub.says('{"reason": "Right.", "verdict": "correct"}')
     judge = Judge(client)
     budget = Budget()
     await asyncio.gather(
