@@ -42,7 +42,7 @@ from orchestra_jax.training.subject import Subject
 from orchestra_jax.types import Status, Task, ToolSpec, Trajectory
 
 _ROLES = ("user", "assistant", "tool")
-_ALONE = Surroundings()
+ALONE = Surroundings()
 _HEED_S = 0.5
 
 
@@ -249,7 +249,7 @@ class Orchestrator:
         given = {"request_id": None, "purse": None, **given}
         return self._opened.loop.start(self._answered(question, tell=tell, said=said, **given))
 
-    def posed(self, question: str, wish: str | None = None, said: Surroundings = _ALONE) -> Task:
+    def posed(self, question: str, wish: str | None = None, said: Surroundings = ALONE) -> Task:
         """Return the task of a question, and check the words and tools that come with it.
 
         Raises:

@@ -22,6 +22,7 @@ from orchestra_jax.serving.answers import Answer, CallStep, begun, ended
 from orchestra_jax.serving.asking import QuestionError
 from orchestra_jax.serving.canary import Canary
 from orchestra_jax.serving.database import ServerDatabase
+from orchestra_jax.serving.dearest import DEAREST, DearestModel
 from orchestra_jax.serving.errors import RequestError, wrong
 from orchestra_jax.serving.feedback import keep, read_feedback
 from orchestra_jax.serving.keys import Key, KeyRing, digest
@@ -77,6 +78,7 @@ class ChatServer:
     ) -> None:
         self.orchestrator, self.limits, self.metrics, self._canary = orchestrator, limits, Metrics(), canary
         self.database, self.keys = database, KeyRing(database, limits.key)
+        self._dearest = DearestModel.of(orchestrator)
         self._under_way, self._started = 0, int(time.time())
 
     def app(self) -> Starlette:
@@ -137,7 +139,7 @@ class ChatServer:
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
-        """List the orchestrator, and it with each wish."""
+        """List the orchestrator, it with each wish, and what it is compared with."""
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self._names]})
 
     async def model(self, request: Request) -> Response:
@@ -166,7 +168,11 @@ class ChatServer:
     @property
     def _names(self) -> list[str]:
         name = self.orchestrator.name
-        return [name, *(f"{name}:{wish}" for wish in self.orchestrator.wishes)]
+        return [name, *(f"{name}:{wish}" for wish in self.orchestrator.wishes), *self._others]
+
+    @property
+    def _others(self) -> list[str]:
+        return [] if self._dearest is None else [f"{self.orchestrator.name}:{DEAREST}"]
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._started, "owned_by": "orchestra_jax"}
@@ -184,14 +190,14 @@ class ChatServer:
             )
         start = time.perf_counter()
         self._began()
-        held, asked = contextlib.ExitStack(), None
+        held, asked, served = contextlib.ExitStack(), None, self.orchestrator
         held.callback(self._ended, start)
         try:
             asked = self._bounded(
-                wire.read_chat(await _body(request, self.limits.body), self.orchestrator.name, self.orchestrator.wishes)
+                wire.read_chat(await _body(request, self.limits.body), served.name, served.wishes, self._others)
             )
-            orchestrator = self.orchestrator
-            if self._canary is not None:
+            orchestrator = self._dearest if asked.dearest and self._dearest is not None else served
+            if self._canary is not None and not asked.dearest:
                 orchestrator = held.enter_context(self._canary.chosen(asked, request.state.key))
             policy = orchestrator.policy
             asked.options["purse"] = self._purse(asked, request.state.key, policy)

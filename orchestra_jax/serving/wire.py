@@ -56,6 +56,7 @@ class ChatRequest:
         usage: whether the last chunk tells tokens.
         trace: whether the answer lists its calls.
         keep: whether the server may keep the words.
+        dearest: whether the dearest model alone is asked, and not the policy.
     """
 
     model: str
@@ -65,15 +66,17 @@ class ChatRequest:
     usage: bool = False
     trace: bool = False
     keep: bool = True
+    dearest: bool = False
 
 
-def read_chat(content: bytes, name: str, wishes: Mapping[str, str]) -> ChatRequest:
+def read_chat(content: bytes, name: str, wishes: Mapping[str, str], others: Sequence[str] = ()) -> ChatRequest:
     """Read the body of a request.
 
     Args:
         content: the body.
         name: name of the model here.
         wishes: wishes that a model's name may end with, as NAME:cheap.
+        others: names of models beside these.
 
     Raises:
         RequestError: it is none, or has something that is not supported.
@@ -92,7 +95,9 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str]) -> ChatReque
     model = typed(body, "model", str, "a text")
     if model is None:
         raise RequestError(400, "model is missing: name the model.", param="model", code="missing_required_parameter")
-    wish = _wish(model, name, wishes, typed(extra, "wish", str, "a text", "orchestra."))
+    wish = typed(extra, "wish", str, "a text", "orchestra.")
+    if model not in others:
+        wish = _wish(model, name, wishes, wish, others)
     question, said = read_conversation(body.get("messages"))
     tools = read_tools(body.get("tools")) if body.get("tool_choice") != "none" else []
     most_usd, most_s = (_number(extra, key, "orchestra.") for key in ("max_usd", "max_seconds"))
@@ -116,6 +121,7 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str]) -> ChatReque
         usage=_stream_options(body),
         trace=bool(typed(extra, "trace", bool, "true or false", "orchestra.")),
         keep=typed(extra, "keep", bool, "true or false", "orchestra.") is not False,
+        dearest=model in others,
     )
 
 
@@ -128,13 +134,15 @@ def _check_field(key: str, value: Any) -> None:
         raise unsupported(key, _INSTEAD.get(key, f"{allowed} supported here"))
 
 
-def _wish(model: str, name: str, wishes: Mapping[str, str], given: str | None) -> str | None:
+def _wish(
+    model: str, name: str, wishes: Mapping[str, str], given: str | None, others: Sequence[str] = ()
+) -> str | None:
     """Return what the user wants, by the model's name or the field."""
     if model == name:
         return given
     wish = model.removeprefix(f"{name}:")
     if wish == model or wish not in wishes:
-        names = ", ".join([name, *(f"{name}:{each}" for each in wishes)])
+        names = ", ".join([name, *(f"{name}:{each}" for each in wishes), *others])
         raise RequestError(
             404, f"There is no model {model!r} here; here are {names}.", param="model", code="model_not_found"
         )

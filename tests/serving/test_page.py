@@ -1,17 +1,31 @@
-"""The page at `/`: what a browser may do with it, and the steps that it is told."""
+"""The page at `/`: what a browser may do with it, the steps that it is told, and what a user sees in Chromium."""
 
+import asyncio
 import json
 import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("starlette", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
 import httpx
+import uvicorn
 
-from orchestra_jax.serving.database import opened
+from orchestra_jax.envs.base import Script
+from orchestra_jax.envs.quickstart.demonstrations import reference_call
+from orchestra_jax.io.http_server import HttpServer
+from orchestra_jax.serving.database import ServerDatabase, dollars, opened
 from orchestra_jax.serving.server import ChatServer, ServerLimits
-from tests.serving.made import ask_dear, qa_settings, scripted
+from orchestra_jax.types import Task, ToolCall, ToolResult
+from tests.serving.chromium import Tab, browsing
+from tests.serving.made import ask_dear, qa_settings, rows, scripted
+
+HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
 
 
 async def test_the_page_loads_nothing_runs_its_own_script_alone_and_is_told_each_step(tmp_path: Path):
@@ -38,3 +52,96 @@ async def test_the_page_loads_nothing_runs_its_own_script_alone_and_is_told_each
     assert [(step["number"], step["tool"], step["result"], step["usd"]) for step in steps] == [
         (0, "dear", None, 0.0), (0, "dear", "It is 4.", 0.4),
     ]  # fmt: skip
+
+
+def compute(task: Task, results: list[ToolResult]) -> ToolCall | str:
+    """Compute sums; of anything else say what a hostile tool could have written."""
+    if task.question.startswith("What is"):
+        return results[-1].text if results else reference_call(task, "python")
+    return HOSTILE
+
+
+@contextmanager
+def serving(folder: Path, script: Script) -> Iterator[tuple[str, ServerDatabase]]:
+    """A server of a script on a port of 127.0.0.1, its key being "secret"."""
+    with scripted(folder, script, "name=tiny") as orchestrator, opened(folder / "served.db") as database:
+        app = ChatServer(orchestrator, database, ServerLimits(key="secret")).app()
+        http = HttpServer(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", server_header=False))
+        thread = threading.Thread(target=asyncio.run, args=(http.serve(),))
+        thread.start()
+        while not http.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}", database
+        http.should_exit = True
+        thread.join(60)
+
+
+needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's package chromium")
+ANSWERS = "[...document.querySelectorAll('.answer')].map((one) => one.textContent)"
+
+
+async def asked(tab: Tab, question: str) -> list[str]:
+    """Ask by the keyboard, and return what is shown as answers."""
+    await tab.ask("at('question').focus()")
+    await tab.ask("at('question').select()")
+    await tab.type(question)
+    await tab.press("Enter", control=True)
+    await tab.until("!at('ask').disabled && at('said').textContent === ''")
+    return await tab.ask(ANSWERS)
+
+
+@needs_chromium
+async def test_in_chromium_a_user_asks_compares_and_judges_by_the_keyboard_alone(tmp_path: Path):
+    with serving(tmp_path, compute) as (address, database):
+        async with browsing(f"{address}/") as tab:
+            assert await tab.ask("at('said').textContent") == "This server needs a key."
+            assert await tab.ask("document.activeElement.id") == "question"
+            await to(tab, "key")
+            await tab.type("secret")
+            await tab.press("Tab")
+            await tab.until("document.title === 'tiny'")
+            assert await tab.ask("at('ends').innerText.split(/\\s+/)") == ["none", "cheap", "fast", "right", "local"]
+            await tab.ask("at('question').focus()")
+            await to(tab, "wish")
+            await tab.press("ArrowRight")
+            assert await tab.ask("[at('wished').textContent, at('wish').ariaValueText]") == ["cheap", "cheap"]
+            await to(tab, "compare")
+            await tab.press(" ")
+            await tab.ask("seen = []; new MutationObserver(() => seen.push(at('sides').textContent))"
+                          ".observe(at('sides'), {subtree: true, childList: true})")  # fmt: skip
+            own, dearest = await asked(tab, "What is 7 * 8 + 3?")
+            titles = await tab.ask("[...document.querySelectorAll('h2')].map((one) => one.textContent)")
+            assert titles == ["tiny, cheap", "The dearest model alone"]
+            assert own == "59"
+            assert dearest.isdecimal()
+            assert any("python: " in text and "…" in text for text in await tab.ask("seen"))  # a call under way
+            assert re.fullmatch(
+                r"\$[.\d]+ in place of \$[.\d]+: \d+ % (less|more)\.", await tab.ask("at('difference').textContent")
+            )
+            bills = {row["policy"]: f"${dollars(row['usd']):.4f}, " for row in rows(database, "requests")}
+            sums = await tab.ask("[...document.querySelectorAll('.sums')].map((one) => one.textContent)")
+            assert all(map(str.startswith, sums, (bills["baseline:do_nothing"], bills["the dearest model alone"])))
+            await to(tab, "up")
+            await tab.press("Enter")
+            await tab.until("document.querySelector('.up').ariaPressed === 'true'")
+            assert sorted((row["policy"], row["score"]) for row in rows(database, "requests")) == [
+                ("baseline:do_nothing", 1.0), ("the dearest model alone", None),
+            ]  # fmt: skip
+            # What a hostile answer says stays text.
+            assert (await asked(tab, "Anna is older than Boris. Who is younger?"))[0] == HOSTILE
+            assert await tab.ask("[document.title, document.images.length]") == ["tiny", 0]
+            for width, dark in ((320, False), (320, True), (1000, True)):
+                await tab.look(width, 700, dark=dark)
+                assert await tab.ask("document.documentElement.scrollWidth") <= width
+                red = int(re.search(r"\d+", await tab.ask("getComputedStyle(document.body).color"))[0])
+                assert (red > 200) == dark
+            assert [text for text in tab.complaints if "status of 401" not in text] == []
+
+
+async def to(tab: Tab, name: str) -> None:
+    """Go on with the tabulator to the element of this id or class."""
+    for _ in range(12):
+        await tab.press("Tab")
+        if await tab.ask(f"document.activeElement.matches('#{name}, .{name}')"):
+            return
+    raise AssertionError(f"The tabulator does not lead to {name}.")

@@ -61,7 +61,7 @@ async def test_the_openai_client_reads_answers_streams_and_models(served: Orches
     async with client(served) as http:
         api = openai.AsyncOpenAI(base_url=f"{LOCAL}/v1", api_key="none", http_client=http, max_retries=0)
         assert [model.id async for model in api.models.list()] == [
-            "tiny", "tiny:best", "tiny:cheap", "tiny:fast", "tiny:local",
+            "tiny", "tiny:best", "tiny:cheap", "tiny:fast", "tiny:local", "tiny:dearest",
         ]  # fmt: skip
         assert (await api.models.retrieve("tiny:cheap")).owned_by == "orchestra_jax"
         asked: dict[str, Any] = {"model": "tiny:cheap", "messages": USER}
@@ -81,6 +81,26 @@ async def test_the_openai_client_reads_answers_streams_and_models(served: Orches
     assert thoughts.startswith("python(7 * 8 + 3) ")
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.model_extra["cost_usd"] * PICO == requests(served)[-1]["usd"]
+
+
+async def test_the_dearest_model_alone_is_a_model_within_the_same_limits(served: Orchestrator, tmp_path: Path):
+    ask = {"model": "tiny:dearest", "orchestra": {"trace": True}}
+    async with client(served) as http:
+        found = (await posted(http, **ask)).json()
+        refused = (await posted(http, **ask | {"orchestra": {"max_usd": 0.001, "trace": True}})).json()
+    menu = served._opened.environment.experts(served.posed(USER[0]["content"]))
+    prices = {spec.name: spec.price_usd for spec in served.posed(USER[0]["content"]).tools}
+    (call,) = found["orchestra"]["calls"]
+    assert call["tool"] == menu[-1].name
+    assert call["usd"] == found["usage"]["cost_usd"] == max(prices[expert.name] for expert in menu)
+    assert found["choices"][0]["message"]["content"] == call["result"]
+    assert (refused["orchestra"]["cost_usd"], refused["orchestra"]["calls"][0]["refused"]) == (0, True)
+    assert requests(served)[-2]["policy"] == "the dearest model alone"
+    # Where no menu has a model with a price there is none.
+    with scripted(tmp_path, ask_dear, *qa_settings(tmp_path), "name=tiny") as orchestrator:
+        async with client(orchestrator) as http:
+            missing = await posted(http, model="tiny:dearest")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_a_clients_own_tool_is_called_by_the_client(tmp_path: Path):
