@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestra_jax import __version__
 from orchestra_jax.config import record
-from orchestra_jax.config.schema import ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.evaluation.benchmark_rows import benchmark_rows
 from orchestra_jax.io import hub
@@ -25,7 +25,7 @@ _ADAPTERS = "adapter_config.json"
 _SHOWN, _LOOKED_AT = 12, 20  # tools of the card, and questions whose menus are looked at
 
 
-def card(run: Path, name: str, licence: str | None, cfg: RunConfig, environment: Environment, folder: Path) -> str:
+def card(run: Path, name: str, licence: str | None, cfg: WorldConfig, environment: Environment, folder: Path) -> str:
     """Return the card.
 
     Args:
@@ -58,7 +58,7 @@ def card(run: Path, name: str, licence: str | None, cfg: RunConfig, environment:
     return "\n".join(lines)
 
 
-def _head(cfg: RunConfig, licence: str | None, base: str | None) -> Iterator[str]:
+def _head(cfg: WorldConfig, licence: str | None, base: str | None) -> Iterator[str]:
     """Yield what the hub reads of a card."""
     yield from ("---", "library_name: orchestra_jax", "pipeline_tag: text-generation")
     yield from ("tags:", "- orchestra_jax", "- tool-use", f"- {json.dumps(cfg.env.name)}")
@@ -69,7 +69,7 @@ def _head(cfg: RunConfig, licence: str | None, base: str | None) -> Iterator[str
     yield "---"
 
 
-def _about(cfg: RunConfig) -> str:
+def _about(cfg: WorldConfig) -> str:
     return (
         "A policy that answers questions by calling tools and other models, and weighs whether the answer is right, "
         f"what it costs and how long it takes. It was trained with orchestra_jax {__version__} in the world "
@@ -98,7 +98,7 @@ def _trained(kept: Mapping[str, Any], base: str | None) -> Iterator[str]:
             yield f"- Settings: `{' '.join(words)}`."
 
 
-def _menu(cfg: RunConfig, environment: Environment) -> Iterator[str]:
+def _menu(cfg: WorldConfig, environment: Environment) -> Iterator[str]:
     tasks = environment.held_out(_LOOKED_AT)
     offers = {(spec.name, " ".join(spec.description.split())) for task in tasks for spec in task.tools}
     shown, about = {spec.name: spec for task in tasks for spec in task.tools}, "What its menus offer"
@@ -163,7 +163,7 @@ def _cells(figures: Mapping[str, Any]) -> Iterator[str]:
     yield cell("calls", 1, ())
 
 
-def _limits(cfg: RunConfig, licence: str | None) -> Iterator[str]:
+def _limits(cfg: WorldConfig, licence: str | None) -> Iterator[str]:
     limits = cfg.rollout.limits
     yield f"- At most {limits.max_turns} turns, {limits.max_calls} calls and {limits.max_length} tokens."
     yield "- The figures hold for the world, menus and prices above. Elsewhere nobody has measured it."

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestra_jax.config.exit_status import USAGE_ERROR
-from orchestra_jax.config.schema import POLICY_FOLDER, ConfigError, RunConfig
+from orchestra_jax.config.schema import POLICY_FOLDER, ConfigError, WorldConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.io import hub
@@ -19,7 +19,7 @@ from orchestra_jax.serving.card import MARK, card
 from orchestra_jax.serving.opened import settings_in_force
 from orchestra_jax.training.adapters import merged
 from orchestra_jax.training.build import make_policy
-from orchestra_jax.training.subject import subject_of
+from orchestra_jax.training.subject import Subject, subject_of
 
 _CARD, _ADAPTERS, _MERGED = "README.md", "adapter_config.json", "merged"
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", _CARD)
@@ -66,7 +66,7 @@ def _written(run: Path, name: str, licence: str | None, *, merge: bool) -> Path:
                 f"The base of the adapters is the folder {base!r}, which nobody else has: push with --merge."
             )
         if merge:
-            folder = _merge(cfg, run)
+            folder = _merge(subject_of(cfg), run)
         with _world(cfg) as environment:
             written = card(run, name, licence, cfg, environment, folder)
     file = folder / _CARD
@@ -78,7 +78,7 @@ def _written(run: Path, name: str, licence: str | None, *, merge: bool) -> Path:
 
 
 @contextlib.contextmanager
-def _world(cfg: RunConfig) -> Iterator[Environment]:
+def _world(cfg: WorldConfig) -> Iterator[Environment]:
     if problems := environment_class(cfg).problems(cfg):
         raise ConfigError("\n".join(problems))
     with LoopThread("push") as loop:
@@ -89,9 +89,8 @@ def _world(cfg: RunConfig) -> Iterator[Environment]:
             loop.run(environment.close())
 
 
-def _merge(cfg: RunConfig, run: Path) -> Path:
+def _merge(subject: Subject, run: Path) -> Path:
     """Write the adapters and their base as one model; return its folder."""
-    subject = subject_of(cfg)
     assert subject.adapters is not None
     chat, folder = make_chat(subject.cfg), run / _MERGED
     model, params = make_policy(subject.cfg, chat)
