@@ -110,8 +110,11 @@ class RecordedEnvironment(Environment):
         self._repeated = [n for n in self._trained for _ in range(repeats.get(questions[n].family, 1))]
         ids, count = self._trained, cfg.warm_start.demonstrations
         posed = [self._pose_train(ids[k % len(ids)], rng)[0] for k in range(math.ceil(count / OF_A_PROMPT))]
-        shown = (posed[k // OF_A_PROMPT] for k in range(OF_A_PROMPT * len(posed)))
-        self._demonstrated = [replace(task, id=f"demonstration {k}") for k, task in enumerate(shown)]
+        self._demonstrated = [
+            replace(task, id=f"demonstration {OF_A_PROMPT * k + n}", extra={**task.extra, "place": float(place)})
+            for k, task in enumerate(posed)
+            for n, place in enumerate((np.arange(OF_A_PROMPT) + rng.random()) / OF_A_PROMPT)
+        ]
         self._gate = [self._pose_train(name, rng)[0] for name in ids[-GATE_TASKS:]]
 
     @classmethod
@@ -349,8 +352,7 @@ class RecordedEnvironment(Environment):
         if results and (len(results) >= most or self._said(results[-1]) is not None):
             relays = self._cfg.tools.relay and can_relay(results[-1])
             return ToolCall(RELAY.name, {}) if relays else self._answer_from(results)
-        rng = np.random.default_rng(instance_seed(self._cfg.seed, task.id, len(task.tools)))
-        names = tools_shown(task, self.experts(task), self.evidence, rng)
+        names = tools_shown(task, self.experts(task), self.evidence, task.extra["place"])
         return ToolCall(names[len(results) % len(names)], {})
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,11 +84,13 @@ def test_long_questions_are_evaluated_on_and_not_trained_on(tmp_path: Path):
 
 def test_most_demonstrations_first_call_what_is_worth_most_to_the_user(environment: RecordedEnvironment):
     script, shown, chance = environment.demonstrations().script, dict[str, list[bool]](), dict[str, list[float]]()
-    for task in next(environment.train_tasks(800)):
+    rng = np.random.default_rng(0)
+    for posed in next(environment.train_tasks(800)):
+        task = replace(posed, extra={**posed.extra, "place": rng.random()})
         priced, kind = environment.experts(task), task.preference.name
         share = {each.name: environment.evidence[each.name].share(task.family) for each in priced}
         if kind == "fast":
-            worth = {each.call.name: -each.seconds / 20 for each in priced}  # a second is little
+            worth = {each.call.name: share[each.name] - 0.2 * math.log10(each.seconds) for each in priced}
         else:
             tenfold = {"accuracy": 0.02, "none": 0.08, "low_cost": 0.2}[kind]
             worth = {each.call.name: share[each.name] - tenfold * math.log10(each.usd) for each in priced}
