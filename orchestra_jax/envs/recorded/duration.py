@@ -3,8 +3,8 @@
 from orchestra_jax.config.schema import WorldConfig
 
 _MEASURED = "environment", "reader"
-# Seconds of two quiet cores, from a run of 2026-11-25 with 72 demonstrations and 162 rollouts a step, rounded up.
-_START, _DEMONSTRATION, _ROLLOUT, _QUESTION = 150.0, 0.008, 0.009, 0.3
+# Seconds, from runs of 2026-11-26 on one core each with 304 demonstrations and 912 rollouts a step, rounded up.
+_START, _DEMONSTRATION, _ROLLOUT, _QUESTION = 150.0, 0.004, 0.009, 0.3
 
 
 def duration(cfg: WorldConfig) -> str | None:
