@@ -10,9 +10,13 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.preferences import WORDINGS
+from orchestra_jax.envs.recorded.choices import PricedExpert
+from orchestra_jax.envs.recorded.demonstrated import tools_shown
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
+from orchestra_jax.envs.recorded.table import Evidence
 from orchestra_jax.envs.recorded.wishes import KINDS, wishes_problem, wordings_of
 from orchestra_jax.synthesis.near import Seen
+from orchestra_jax.types import Preference, Task, ToolCall
 from tests.envs.recorded.made import config, made_rows
 from tests.envs.recorded.test_environment import write
 
@@ -116,3 +120,17 @@ def test_questions_of_a_kind_come_more_often_in_training(tmp_path: Path):
         RecordedEnvironment(config(table, python=False, repeats={"poem": 2}))
     with pytest.raises(ConfigError, match=r"must map kinds of questions to whole numbers from 1, not \{'code': 0\}"):
         RecordedEnvironment(config(table, python=False, repeats={"code": 0}))
+
+
+def test_a_model_that_is_better_by_a_step_is_shown_e_times_as_often():
+    evidence = {"good": Evidence(0.507, {}, 1, 1), "near": Evidence(0.5, {}, 1, 1), "dear": Evidence(0.5, {}, 1, 1)}
+    offered = [
+        PricedExpert(name, ToolCall(name.upper(), {}), usd, 1.0)
+        for name, usd in (("good", 0.001), ("near", 0.001), ("dear", 0.1))
+    ]
+    task = Task(id="t", question="How much?", answer="1", tools=(), preference=Preference("low_cost", ""))
+    places = (np.arange(1000) + 0.5) / 1000
+    shown = [tools_shown(task, offered, evidence, place) for place in places]
+    assert all(sorted(names) == ["DEAR", "GOOD", "NEAR"] for names in shown)
+    # A hundredfold price counts for 40 points of right answers under this wish.
+    assert Counter(names[0] for names in shown) == {"GOOD": 731, "NEAR": 269}
