@@ -172,6 +172,9 @@ def measured(cfg: RunConfig, policy: tuple[DecoderConfig, Params] | None, count:
         calls = chosen(some, environment, chat, *policy)
         for wish in cfg.env.options["wishes"]:
             part = [(each, call) for each, call in zip(some, calls, strict=True) if each.task.preference.name == wish]
+            if not part:
+                yield f"  {exchanged:9} {wish:9} makes no other model the best"
+                continue
             hits = sum(each.best == call for each, call in part)
             worth = sum(each.of(call) for each, call in part) / sum(each.of(each.best) for each, _ in part)
             yield f"  {exchanged:9} {wish:9} best chosen {hits:4} of {len(part)} {100 * worth:6.1f} % of its worth"
