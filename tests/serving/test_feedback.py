@@ -14,6 +14,7 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.envs.quickstart.served import ServedQuickstart
+from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.evaluation.decoding import decode_trajectory
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.serving.database import ServerDatabase, opened
@@ -126,9 +127,12 @@ async def test_the_log_has_what_was_asked_and_judged_and_the_trajectory_as_it_wa
     await world.close()
 
 
-def test_a_log_that_cannot_be_trained_on_is_one_sentence(tmp_path: Path):
-    cfg = compose("+experiment=served", f"env.options.path={tmp_path / 'log.jsonl'}")
-    assert "orchestra-jax served RUN write" in ServedQuickstart.problems(cfg)[0]
+def test_a_log_that_cannot_be_trained_on_is_one_sentence(tmp_path: Path, database: ServerDatabase):
+    for name in ("served.db", "log.jsonl"):  # the database itself, and a log that nobody has written
+        cfg = compose("+experiment=served", f"env.options.path={tmp_path / name}")
+        assert "orchestra-jax served RUN write" in ServedQuickstart.problems(cfg)[0]
+    with pytest.raises(ValueError, match="served RUN write"):
+        read_recording(tmp_path / "served.db")
     for text, words in (
         ("", "has no question whose right answer is known"), ("{", "line 1"),
         ('{"question": "Who is the pope?", "answer": "x"}', "knows no such question"),

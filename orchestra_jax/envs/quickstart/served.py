@@ -38,7 +38,7 @@ class ServedQuickstart(QuickstartEnvironment):
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:
         found, path = super().problems(cfg), cfg.env.options.get("path")
-        if not isinstance(path, str) or not Path(path).is_file():
+        if not isinstance(path, str) or not Path(path).is_file() or Path(path).suffix == ".db":
             found.append(
                 f"path={'' if path is None else path} names no served log: write one with `orchestra-jax served RUN "
                 "write LOG.jsonl`, and set path=LOG.jsonl."

@@ -6,8 +6,10 @@ MODEL|total_cost the dollars; RouteLLM's tables have MODEL_response, or no outpu
 `Recording.notes` what it read and what it estimated.
 """
 
+import contextlib
 import gzip
 import json
+import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -27,10 +29,16 @@ from orchestra_jax.envs.recorded.table import (
     tokens,
 )
 from orchestra_jax.money.records import calls_of
+from orchestra_jax.money.store import connect
 
 _RESPONSE, _OTHER_RESPONSE, _COST = "|model_response", "_response", "|total_cost"
 _FLAGS = {"true", "false", "0", "1", ""}
 _DATABASES = (".db", ".sqlite")
+_OF_A_SERVER = (
+    "{} is what a server kept: most questions have one model's answer, and a table needs every model's. Write its log "
+    "with `orchestra-jax served RUN write LOG.jsonl`, and train with `+experiment=served path=LOG.jsonl "
+    "model.path=RUN/policy` in the quickstart's world, or `env=qa data=jsonl data.path=LOG.jsonl` (docs/serve.md)."
+)
 _BY_CHARACTERS = f"{CHARS_PER_TOKEN} characters count as one"
 _BY_SPEED = "tokens at the price list's speed, or 60 a second"
 _ESTIMATES = {"prompt_tokens": _BY_CHARACTERS, "tokens": _BY_CHARACTERS, "latency": _BY_SPEED}
@@ -58,6 +66,8 @@ def read_recording(
     if file.suffix in _DATABASES:
         return _record_of_calls(file, references, only)
     table = open_table(file)
+    if "trajectory" in table.names:
+        raise ValueError(_OF_A_SERVER.format(repr(str(file))))
     models, response = _wide_models(table)
     return _wide(table, models, response, only) if models else _long(table, only)
 
@@ -287,6 +297,9 @@ def _notes(
 
 def _record_of_calls(file: Path, references: str | Path | None, only: Collection[str] | None) -> Recording:
     """Read our own record of paid calls (replay.path): the calls of experts that hold a question of `references`."""
+    with contextlib.closing(connect(file, "?mode=ro")) as database, contextlib.suppress(sqlite3.Error):
+        if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone():
+            raise ValueError(_OF_A_SERVER.format(repr(str(file))))
     if references is None:
         raise ValueError(f"{str(file)!r} tells no right answers: name a file of questions with answers as references.")
     known = load_tasks(references)

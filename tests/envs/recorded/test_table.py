@@ -1,8 +1,10 @@
 """Tables of recorded answers: every form is read to the same, broken rows are told, and the split is by question."""
 
+import contextlib
 import csv
 import json
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,15 @@ def test_our_own_record_of_calls_is_a_table_where_the_answers_are_known(tmp_path
     assert found.answer("a", "q1").cost_usd == 0.5
     with pytest.raises(ValueError, match="references"):
         read_recording(tmp_path / "calls.db")
+
+
+def test_what_a_server_kept_is_no_table_and_the_sentence_names_the_commands(tmp_path: Path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "served.db")) as database:
+        database.execute("CREATE TABLE requests (id TEXT)")
+    log = write_lines(tmp_path / "log.jsonl", [{"question": "1 + 2?", "answer": "3", "trajectory": {}}])
+    for file, references in ((tmp_path / "served.db", None), (tmp_path / "served.db", log), (log, None)):
+        with pytest.raises(ValueError, match=r"served RUN write LOG.jsonl.*\+experiment=served path=LOG.jsonl"):
+            read_recording(file, references)
 
 
 @pytest.mark.parametrize(
