@@ -16,7 +16,7 @@ from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.serving.database import REQUESTS, VERDICTS, ServerDatabase, dollars
 from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
 from orchestra_jax.serving.keys import Key
-from orchestra_jax.tools.answers import matches
+from orchestra_jax.tools.answers import extract_answer, matches
 
 _FIELDS = ("id", "thumbs", "score", "correct")
 _THUMBS = {"up": 1.0, "down": 0.0}
@@ -87,7 +87,8 @@ async def keep(database: ServerDatabase, said: Feedback, key: Key | None) -> tup
             return None
         score = said.score
         if score is None and said.correct is not None and row.kept is not None:
-            score = float(matches(json.loads(row.kept)["trajectory"]["answer"] or "", [said.correct]))
+            answer = json.loads(row.kept)["trajectory"]["answer"] or ""
+            score = float(matches(extract_answer(answer), [said.correct]))
         values = {"judged": time.time(), "score": score, "correct": said.correct}
         connection.execute(update(REQUESTS).where(*mine).values(values))
         return row.policy, None if score is None or row.score is not None else score >= RIGHT

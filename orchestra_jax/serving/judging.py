@@ -14,7 +14,7 @@ from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving.database import REQUESTS, VERDICTS, ServerDatabase
 from orchestra_jax.serving.feedback import calls_of
 from orchestra_jax.serving.ledger import INSERTS, judge_budget
-from orchestra_jax.tools.answers import matches
+from orchestra_jax.tools.answers import extract_answer, matches
 from orchestra_jax.tools.experts.run_experts import make_judge
 from orchestra_jax.types import InfrastructureError, Status
 
@@ -102,7 +102,7 @@ class Judging:
     async def _verdict(self, kept: Mapping[str, Any]) -> tuple[str, bool]:
         """Return who judges an answer, and whether it is right."""
         question, said, known = _asked(kept), kept["trajectory"]["answer"], kept["task"]["answer"]
-        if known and matches(said, known):
+        if known and matches(extract_answer(said), known):
             return MATCH, True
         if known:
             return self._model, (await self._judge.judge(question, said, known, budget=self._budget)).correct

@@ -127,6 +127,16 @@ async def test_the_log_has_what_was_asked_and_judged_and_the_trajectory_as_it_wa
     await world.close()
 
 
+@pytest.mark.parametrize(("answer", "right"), [(r"So it is \boxed{59}.", True), ("The answer is 58", False)])
+async def test_the_correct_answer_is_looked_for_in_what_was_said_as_an_evaluation_does(
+    database: ServerDatabase, tmp_path: Path, answer: str, right: bool
+):
+    with scripted(tmp_path, lambda task, results: answer, "name=tiny") as orchestrator:
+        async with client(orchestrator, database) as http:
+            await http.post("/v1/feedback", json={"id": await asked(http, SUM), "correct": "59"})
+    assert [line["score"] for line in logged(database)] == [float(right)]
+
+
 def test_a_log_that_cannot_be_trained_on_is_one_sentence(tmp_path: Path, database: ServerDatabase):
     for name in ("served.db", "log.jsonl"):  # the database itself, and a log that nobody has written
         cfg = compose("+experiment=served", f"env.options.path={tmp_path / name}")
