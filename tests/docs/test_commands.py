@@ -18,7 +18,7 @@ DECLARED = {
     "checkpoints/*": "weights that were downloaded from the hub",
     ".venv-sglang/bin/python": "`make sglang-cpu`, or requirements/sglang.txt on a GPU",
     "outputs/quickstart*": "`make quickstart`",
-    "outputs/gsm8k": "the run of +experiment=gsm8k",
+    "outputs/gsm8k*": "the run of +experiment=gsm8k",
     "outputs/hle": "the run of +experiment=hle",
     "outputs/hle-evaluation": "an evaluation of docs/evaluation.md",
     "outputs/gpt-5": "the same",
