@@ -29,6 +29,7 @@ DECLARED = {
     "experts.yaml": "the same, shown on its page",
     "*.db": "calls that a run of the reader's recorded",
     "b.jsonl": "the same",
+    "log.jsonl": "`served.py RUN write` made it",
 }
 MAPS = ("env.options.", "tools.experts.", "tools.simulated.", "tools.evaluation.experts.", "evaluation.endpoint.extra.")
 MISTYPED = {
