@@ -71,6 +71,7 @@ class Trainer:
     ) -> None:
         self.cfg, self.money, self.loop, self.processes = cfg, money, loop, processes or Processes()
         self.directory, self._began = Path(cfg.output_dir), time.monotonic()
+        self._times, self._lapped = dict[str, float](), self._began
 
         # The run so far.
         place = checkpoint_folder(cfg.output_dir, cfg.checkpoint.folder)
@@ -179,18 +180,19 @@ class Trainer:
         Raises:
             Interrupted: a signal came; the last finished step is saved.
         """
-        cfg, state = self.cfg, self.state
+        cfg, state, self._lapped = self.cfg, self.state, time.monotonic()
         with ProgressBar(cfg.steps, phase="policy", start=state.step) as progress:
             self.watch = progress.show
             while state.step < cfg.steps:
                 metrics = self.policy_step()
+                metrics["seconds"] = self.seconds()
                 refused: BudgetExceeded | ReplayMiss | OutOfTime | None = None
                 if cfg.evaluation.every and state.step % cfg.evaluation.every == 0 and state.step < cfg.steps:
                     try:
                         metrics |= evaluation_metrics(self.evaluate(f"step {state.step}"))
                     except (BudgetExceeded, ReplayMiss, OutOfTime) as error:
                         refused = error  # the step itself is done
-                metrics["seconds"] = self.seconds()
+                    self._lap("evaluate")
                 log.log(state.step, metrics)
                 show_step(progress, state.step, metrics)
                 if state.step % cfg.checkpoint.every == 0 or state.step == cfg.steps:
@@ -199,21 +201,18 @@ class Trainer:
                 if refused is not None:
                     raise refused
                 self.stop_if_asked()
+                self._lap("save")
         self.rollouts.stop()
 
     def policy_step(self) -> dict[str, float]:
         """Take one step of the method, and return its metrics: collect, score, update, push the weights."""
-        state, budget, times, began = self.state, self.money.step(), dict[str, float](), time.monotonic()
-
-        def lap(name: str) -> None:
-            times[f"time/{name}"] = time.monotonic() - began - sum(times.values())
-
+        state, budget = self.state, self.money.step()
         trajectories, ages = self.rollouts.take(state.step, state.version, budget)
-        lap("rollout")
+        self._lap("rollout")
         self.free_gpus()
 
         rewards, advantages, kept = self.rewards.reward_and_advantage(trajectories)
-        lap("score")
+        self._lap("score")
 
         size = self.cfg.algorithm.group_size
         groups = trained_groups(kept, self.rewards.per_step)
@@ -221,13 +220,9 @@ class Trainer:
         members = [trajectories[number] for number in numbers]
         rate = float(self.schedule(int(state.trained.step)))
         scored: list[MicroBatch] | None = [] if self.files.on else None
+        given = self.cfg.algorithm, self.shapes, self.policy, state.trained, members, advantages[groups].reshape(-1)
         state.trained, updates = update(
-            self.cfg.algorithm,
-            self.shapes,
-            self.policy,
-            state.trained,
-            members,
-            advantages[groups].reshape(-1),
+            *given,
             kl_scale=kl_scale(self.cfg.algorithm, state.step, self.cfg.steps),
             spans_rows=ratio_spans_rows(self.cfg.algorithm.loss, self.cfg.rollout.history),
             base=self.base,
@@ -240,10 +235,10 @@ class Trainer:
 
             learner = {numbers[n]: own for n, own in own_logprobs(members, scored).items()}
         del scored  # frees its arrays on the devices
-        lap("update")
+        self._lap("update")
 
         self.push_weights()
-        lap("sync")
+        self._lap("sync")
 
         state.step += 1
         self.files.add(state.step, trajectories, rewards, advantages, kept, learner)
@@ -266,7 +261,8 @@ class Trainer:
             **spending_metrics(spent, step_spent),
             "lr": rate,
         }
-        lap("other")
+        self._lap("other")
+        times, self._times = self._times, {}
         if self.cfg.logger.speed:
             from orchestra_jax.training.speed import speed_metrics
 
@@ -274,6 +270,11 @@ class Trainer:
             adapted = self.lora is not None
             figures |= speed_metrics(*parts, trajectories, members, trained, updates, times, adapted=adapted)
         return figures | times
+
+    def _lap(self, name: str) -> None:
+        """End a phase of the step under way, which began where the one before ended."""
+        before, self._lapped = self._lapped, time.monotonic()
+        self._times[f"time/{name}"] = self._lapped - before
 
     def begin_policy_phase(self) -> None:
         """End the warm start: make the policy optimizer and the reference of the KL, and evaluate before training."""

@@ -58,6 +58,7 @@ class Parts(Trainer):
         self.rollouts = parts(take=lambda *_: (trajectories, {"groups/collected": 5.0}))
         self.loop, self.serving = parts(run=lambda _: None), parts(free_gpus=lambda: None)
         self.files, self.watch = parts(add=lambda *_: None, on=True), None
+        self._times, self._lapped = {}, 0.0
         self.directory, self.policy, self.schedule = directory, None, lambda _: 1e-3  # type: ignore[assignment]
         self.shapes = policy_shapes(CFG.algorithm, CFG.model, CFG.rollout.limits.max_length)
 

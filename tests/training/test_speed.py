@@ -101,6 +101,7 @@ def test_a_run_tells_where_its_seconds_went_and_traces_a_step(tmp_path: Path, mo
     for owner, name, seconds in (
         (RolloutSource, "take", 10.0), (GroupRewards, "reward_and_advantage", 1.0), (trainer, "update", 6.0),
         (trainer.Trainer, "push_weights", 2.0), (transcripts, "write_transcripts", 0.5),
+        (trainer.Trainer, "evaluate", 4.0), (trainer.Trainer, "save", 3.0),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, lasting(seconds, getattr(owner, name)))
     monkeypatch.setattr(rewards, "reward_groups", score_by_index)
@@ -108,16 +109,19 @@ def test_a_run_tells_where_its_seconds_went_and_traces_a_step(tmp_path: Path, mo
         "steps=2",
         "warm_start.steps=0",
         "evaluation.questions=0",
-        "evaluation.every=0",
+        "evaluation.every=1",
+        "checkpoint.every=1",
         "rollout.limits.max_turns=2",
     )
     run(config(tmp_path, *MICRO, *own, "logger.speed=true", "logger.trajectories=1", "profile.steps=[2]"))
-    rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert len(rows) == 2
+    first, second = rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert (first["time/step"], second["time/step"]) == pytest.approx((19.5, 26.5))
+    # After the first step the run evaluated and saved: no second between the ends of two steps is missing.
+    assert (second["time/evaluate"], second["time/save"]) == pytest.approx((4.0, 3.0))
+    assert second["seconds"] - first["seconds"] == pytest.approx(second["time/step"])
     for row in rows:
         phases = [row[f"time/{name}"] for name in ("rollout", "score", "update", "sync", "other")]
         assert phases == pytest.approx([10.0, 1.0, 6.0, 2.0, 0.5])
-        assert row["time/step"] == pytest.approx(19.5)
         assert sum(value for name, value in row.items() if name.startswith("share/")) == pytest.approx(1.0)
         assert sum(value for name, value in row.items() if name.startswith("turns/to_")) == pytest.approx(1.0)
         assert row["tokens/trained"] > 0
