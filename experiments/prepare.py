@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where it is put: what ORCHESTRA_DATA names for the runs")
     parser.add_argument("--from", dest="given", type=Path, help="a folder of copies, by part or repository name")
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="some parts (default: all)")
-    parser.add_argument("--limit", type=int, help="at most so many rows of a part, for a try")
+    parser.add_argument("--limit", type=int, help="at most so many rows of a part or requests of preferences")
     parser.add_argument("--pass-rate", type=float, nargs=2, metavar=("LOW", "HIGH"), help="keep questions within")
     parser.add_argument("--passed", type=Path, help="a run's trajectories that tell the pass rates")
     parser.add_argument("--index", help="the pair of files, where the source has several")
@@ -53,7 +53,8 @@ def main() -> None:
         print(line, flush=True)
     problems = [] if asked.dry_run else paper.prepare(parts, asked.folder, asked.given, wanted)
     if by_models:
-        models = written.Writing(asked.experts, asked.writer, asked.checker, asked.max_usd)
+        requests = min(asked.limit or written.REQUESTS, written.REQUESTS)
+        models = written.Writing(asked.experts, asked.writer, asked.checker, asked.max_usd, requests)
         problems += written.write(by_models, asked.folder, models, asked.dry_run)
     if problems:
         missing = "".join(f"Missing: {problem}\n" for problem in problems)

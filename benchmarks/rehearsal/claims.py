@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from orchestra_jax.evaluation.decoding import read_groups
-from orchestra_jax.money.sums import State
+from orchestra_jax.money.sums import State, added
 from orchestra_jax.training.loggers.jsonl import FILE_NAME as METRICS
 from orchestra_jax.training.loggers.jsonl import read_metrics
 
@@ -45,10 +45,33 @@ def every_step_once(run: Path, steps: int) -> tuple[bool, str]:
     return numbers == list(range(1, steps + 1)), f"steps {numbers}"
 
 
-def on_policy(run: Path) -> tuple[bool, str]:
-    """Every token was sampled with the weights of its step, as the servers say themselves."""
+def no_older(run: Path, most: int) -> tuple[bool, str]:
+    """Every token was sampled with the weights of its step, or at most `most` versions before, as the servers say."""
     ages = [row.get("staleness/max") for row in steps_done(run)]
-    return bool(ages) and not any(ages) and None not in ages, f"oldest token by step, in versions: {ages}"
+    holds = bool(ages) and all(age is not None and age <= most for age in ages)
+    return holds, f"oldest token by step, in versions: {ages}"
+
+
+def trained_once(run: Path) -> tuple[bool, str]:
+    """No trajectory was given to two updates, and every one of a step's groups to one."""
+    trained = Counter((one.task.id, one.member) for group in read_groups(run / "rollouts") for one in group.members)
+    twice = sum(count > 1 for count in trained.values())
+    return bool(trained) and not twice, f"{trained.total()} trajectories, {twice} of them twice"
+
+
+def all_trained(run: Path, billed: State) -> tuple[bool, str]:
+    """The ledgers of all trajectories that a run trained on hold every call that was billed, token by token.
+
+    Not its dollars: a task's menu has prices of its own, by which it is rewarded.
+    """
+    ledgers = added(
+        {row.name: ["0", row.prompt_tokens + row.completion_tokens, 1]}
+        for group in read_groups(run / "rollouts")
+        for one in group.members
+        for row in one.ledger
+        if row.role != "orchestrator"
+    )
+    return billed_as_paid({name: ["0", tokens, calls] for name, (_, tokens, calls) in billed.items()}, ledgers)
 
 
 def every_part(run: Path, parts: Iterable[str]) -> tuple[bool, str]:

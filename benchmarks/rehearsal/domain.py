@@ -1,7 +1,6 @@
 """A small domain in the form of ToolScale's code and rows, which stands in for a clone of the authors' repository."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +68,8 @@ _POLICY = "# Library\n\nThe current time is 2024-05-15 15:00:00 EST.\n\nA member
 _MEMBERS, _BOOKS = 6, 8
 
 
-def write_domain(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The clone and the rows that TOOLSCALE_REPO and TOOLSCALE_PATH name, or a domain of our own with 48 tasks.
-
-    Args:
-        folder: where files are made.
-        environment: may have both variables; with one of them alone neither counts.
-
-    Returns: the two variables.
-    """
-    names = ("TOOLSCALE_REPO", "TOOLSCALE_PATH")
-    if all(name in environment for name in names):
-        return {name: environment[name] for name in names}
+def write_domain(clone: Path) -> list[dict[str, Any]]:
+    """Write a clone with a domain of our own, and return its 48 tasks as rows of the data set."""
     members = {f"M{n}": {"name": f"Reader {n}"} for n in range(1, _MEMBERS + 1)}
     books = {f"B{n}": {"title": f"Volume {n}"} for n in range(1, _BOOKS + 1)}
     rows = [_row(member, book, asks=n % 2 == 0) for member in members for n, book in enumerate(books)]
@@ -89,11 +78,11 @@ def write_domain(folder: Path, environment: Mapping[str, str]) -> dict[str, str]
         f"tau2/domains/{_NAME}/tools.py": _TOOLS,
         f"data/tau2/domains/{_NAME}/db.json": json.dumps({"members": members, "books": books}),
         f"data/tau2/domains/{_NAME}/policy.md": _POLICY,
-        "rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "LICENSE": "Written for the rehearsal.\n",
     }.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
-    return {"TOOLSCALE_REPO": str(folder), "TOOLSCALE_PATH": str(folder / "rows.jsonl")}
+        (clone / path).parent.mkdir(parents=True, exist_ok=True)
+        (clone / path).write_text(text, encoding="utf-8")
+    return rows
 
 
 def _row(member: str, book: str, asks: bool) -> dict[str, Any]:

@@ -1,25 +1,37 @@
-"""Stand-ins for what a run pays, on this machine: experts and a judge behind OpenAI's API, and Tavily's web search.
+"""Stand-ins for what a run asks, on this machine: models behind OpenAI's API, vectors too, and Tavily's web search.
 
 They answer without knowing anything, and keep books: what they billed is what the run's ledger must hold.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping
+import asyncio
+import itertools
+import random
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from orchestra_jax.config.roles import Role
+from benchmarks.rehearsal.replies import reply, vector
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.sums import State, added
-from orchestra_jax.tools.experts.judge import CORRECT, INCORRECT, JUDGE_SYSTEM
-from orchestra_jax.tools.experts.roles import ROLES
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 _CACHED = 4  # every fourth token of a prompt is billed as a cached one
 _PAGES = 2
+_USUAL_S = 0.2  # of the shortest answer under a slow tail
+_MOST_S = 20.0  # of the longest: nobody gives up waiting
+
+
+def slow_tail(seed: int) -> Iterator[float]:
+    """Yield seconds until each answer with a heavy tail, Pareto's with exponent 1, cut at the longest.
+
+    One answer in ten takes ten times the shortest or more, one in a hundred a hundred times. The n-th request of a run
+    waits as long as the n-th of another.
+    """
+    drawn = random.Random(seed)
+    while True:
+        yield min(_MOST_S, _USUAL_S * drawn.paretovariate(1.0))
 
 
 class Providers:
@@ -27,21 +39,26 @@ class Providers:
 
     Args:
         prices: what is billed.
+        delays: seconds until each answer, in the order of requests.
 
     Attributes:
         billed: until now, by entry of the price list; as `Budget.get_state` gives it.
-        url: where it listens; experts are at `url`/v1.
+        embedded: texts that were turned into vectors, which costs nothing.
+        url: where it listens; models are at `url`/v1.
     """
 
-    def __init__(self, prices: PriceList) -> None:
+    def __init__(self, prices: PriceList, delays: Iterator[float] | None = None) -> None:
         self._prices, self.url = prices, ""
+        self._delays = delays or itertools.repeat(0.0)
         self.billed: State = {}
+        self.embedded = 0
 
     async def __aenter__(self) -> "Providers":
         from aiohttp import web
 
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_post("/search", self._search)
         self._runner = web.AppRunner(app, shutdown_timeout=1.0, access_log=None)
         await self._runner.setup()
@@ -59,10 +76,11 @@ class Providers:
     async def _complete(self, request: "web.Request") -> "web.Response":
         from aiohttp import web
 
-        body = await request.json()
+        body = await _body(request)
+        await asyncio.sleep(next(self._delays))
         allowed = body.get("max_completion_tokens") or body["max_tokens"]
         prompt = sum(4 + len(message["content"].split()) for message in body["messages"])
-        words = self._reply(body["messages"]).split(" ")
+        words = reply(body["messages"]).split(" ")
         cut, completion, cached = len(words) > allowed, min(len(words), allowed), prompt // _CACHED
         usd = self._prices.cost(body["model"], prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
         self._bill(body["model"], usd, prompt + completion)
@@ -83,25 +101,32 @@ class Providers:
             }
         )
 
-    def _reply(self, messages: list[Mapping[str, str]]) -> str:
-        """What an expert in its role, or the judge, says; verdicts are drawn by the candidate's digest."""
-        system, asked = messages[0]["content"], messages[-1]["content"]
-        if system == JUDGE_SYSTEM:
-            verdict = (CORRECT, INCORRECT)[hashlib.blake2b(asked.encode(), digest_size=1).digest()[0] % 2]
-            return json.dumps({"reason": "It was drawn.", "verdict": verdict})
-        if system == ROLES[Role.query_writer].system:
-            return f"<answer>{' '.join(asked.split()[-6:])}</answer>"
-        if system == ROLES[Role.code_writer].system:
-            return "```python\nprint(6 * 7)\n```"
-        return "Nobody is here who could know, so \\boxed{42}"
+    async def _embed(self, request: "web.Request") -> "web.Response":
+        from aiohttp import web
+
+        texts = (await _body(request))["input"]
+        self.embedded += len(texts)
+        rows = [{"index": number, "embedding": vector(text)} for number, text in enumerate(texts)]
+        return web.json_response({"data": rows, "usage": {"prompt_tokens": len(texts)}})
 
     async def _search(self, request: "web.Request") -> "web.Response":
         from aiohttp import web
 
-        query = (await request.json())["query"]
+        query = (await _body(request))["query"]
+        await asyncio.sleep(next(self._delays))
         self._bill("web_search", self._prices.cost("web_search"), 0)
         pages = [
             {"title": f"{query}, part {number}", "url": f"http://pages.invalid/{number}", "content": f"About {query}."}
             for number in range(1, _PAGES + 1)
         ]
         return web.json_response({"results": pages})
+
+
+async def _body(request: "web.Request") -> Any:
+    """The request's JSON."""
+    from aiohttp import web
+
+    try:
+        return await request.json()
+    except ConnectionResetError:  # whoever asked was killed
+        raise web.HTTPBadRequest from None

@@ -9,7 +9,8 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.rehearsal.claims import (
@@ -18,16 +19,15 @@ from benchmarks.rehearsal.claims import (
     every_part,
     every_step_once,
     less,
-    on_policy,
+    no_older,
     servers_ended,
     steps_done,
     updates_taken,
 )
-from benchmarks.rehearsal.domain import write_domain
 from benchmarks.rehearsal.policy import make_policy
+from benchmarks.rehearsal.prepared import NotPrepared, is_used, prepare
 from benchmarks.rehearsal.processes import Trainers
 from benchmarks.rehearsal.providers import Providers
-from benchmarks.rehearsal.questions import write_questions
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
@@ -58,11 +58,12 @@ class Rehearsal:
     """
 
     def __init__(self, overrides: Sequence[str], folder: Path, *, steps: int, seed: int, patience_s: float) -> None:
-        self._random = random.Random(seed)
+        self._seed, self._random = seed, random.Random(seed)
         self._experiment, *self._others = overrides
         self._folder, self._run = folder.absolute(), folder.absolute() / "run"
         self._steps, self._patience_s = steps, patience_s
         self._claims = Claims()
+        self._files: Mapping[str, str] = {}  # variables of the trainers
         self._environment: Mapping[str, str] = {}
 
     def rehearse(self) -> bool:
@@ -73,34 +74,48 @@ class Rehearsal:
             RehearsalFailed: with the end of a trainer's log.
         """
         began = time.monotonic()
-        if self._run.exists() and not (self._folder / "tokenizer").exists():
+        made = [self._folder / name for name in ("run", "logs", "copies", "data")]
+        if not (self._folder / "tokenizer").exists() and (foreign := [path for path in made if path.exists()]):
             raise ConfigError(
-                f"{str(self._run)!r} is of no rehearsal, which would replace it: choose another --folder."
+                f"{str(foreign[0])!r} is of no rehearsal, which would replace it: choose another --folder."
             )
-        files = write_questions(self._folder / "questions", os.environ)
-        files |= write_domain(self._folder / "toolscale", os.environ)
-        for old in (self._run, self._folder / "logs"):
+        for old in made:
             shutil.rmtree(old, ignore_errors=True)
         data = os.environ.get("ORCHESTRA_DATA", "data")
         make_policy(Path(os.environ.get("QWEN3_TOKENIZER", f"{data}/qwen3-tokenizer")), self._folder)
+        with self._providers() as providers:
+            try:
+                self._files = prepare(self._folder, providers, self._claims, self._patience_s)
+            except NotPrepared as error:
+                raise RehearsalFailed(str(error)) from None
+        self._train()
+        print(f"{(time.monotonic() - began) / 60:.1f} minutes; logs and the run are in {self._folder}.", flush=True)
+        return self._claims.all_hold
+
+    @contextmanager
+    def _providers(self, delays: Iterator[float] | None = None) -> Iterator[Providers]:
+        """Stand-ins with new books, which the trainers that start in the block ask."""
         with LoopThread() as loop:
-            providers = Providers(price_files.load(CONF / "pricing" / "paper_train.yaml"))
+            providers = Providers(price_files.load(CONF / "pricing" / "paper_train.yaml"), delays)
             loop.run(providers.__aenter__())
             self._environment = {
-                **files,
+                **self._files,
+                "EMBEDDER_URL": f"{providers.url}/v1",
                 "REHEARSAL": str(self._folder),
                 "PROVIDERS_URL": providers.url,
                 "EXPERTS_URL": f"{providers.url}/v1",
                 "TAVILY_API_KEY": "rehearsal",
             }
             try:
-                self._train(providers)
+                yield providers
             finally:
                 loop.run(providers.__aexit__())
-        print(f"{(time.monotonic() - began) / 60:.1f} minutes; logs and the run are in {self._folder}.", flush=True)
-        return self._claims.all_hold
 
-    def _train(self, providers: Providers) -> None:
+    def _train(self) -> None:
+        with self._providers() as providers:
+            self._train_twice(providers)
+
+    def _train_twice(self, providers: Providers) -> None:
         print(f"Starting {TRAINERS} trainers with an SGLang server each ...", flush=True)
         trainers = self._start(_ENDLESS)
         try:
@@ -128,12 +143,18 @@ class Rehearsal:
         both = taken[0] in (left, left + 1) and len(set(taken)) == 1
         self._claims.add("both servers took every update", both, f"{taken}, with {left - 1} steps to go at least")
         self._claims.add("every step is there once", *every_step_once(self._run, steps))
-        if parts := json.loads((self._run / "run.json").read_text())["config"]["env"]["options"].get("parts"):
+        config = json.loads((self._run / "run.json").read_text())["config"]
+        if parts := config["env"]["options"].get("parts"):
             self._claims.add("every part of the mixture was played", *every_part(self._run, parts))
-        self._claims.add("every token is of its step's weights", *on_policy(self._run))
+        self._claims.add("no token is older than it may be", *no_older(self._run, config["rollout"]["max_staleness"]))
+        self._claims_of_data(providers)
         billed, paid = less(providers.billed, billed), less(bill(self._run)[0], added([paid, in_flight]))
         self._claims.add("every call is paid as it was billed, to the token", *billed_as_paid(billed, paid))
         self._claims.add("no server outlives the run", *servers_ended(self._run))
+
+    def _claims_of_data(self, providers: Providers) -> None:
+        used = is_used(self._run, self._folder / "data", providers.embedded)
+        self._claims.add("index, wordings and descriptions are the prepared ones", *used)
 
     def _kill(self, trainers: Trainers) -> None:
         """SIGKILL to one trainer, and how the other takes it."""
@@ -148,13 +169,14 @@ class Rehearsal:
             f"status {status} after {time.monotonic() - killed:.0f} s",
         )
 
-    def _start(self, steps: int) -> Trainers:
+    def _start(self, steps: int, *more: str) -> Trainers:
         settings = [
             self._experiment,
             "+rehearsal=cpu",
             *self._others,
             f"output_dir={self._run}",
             f"steps={steps}",
+            *more,
         ]
         logs = self._folder / "logs"
         return Trainers(settings, logs=logs, environment=self._environment, count=TRAINERS, devices=_DEVICES)

@@ -17,6 +17,7 @@ from orchestra_jax.tools.experts.expert import read_experts
 
 DESCRIPTIONS, PREFERENCES = "descriptions", "preferences"  # folders, each with a file of that name
 NAMES = (DESCRIPTIONS, PREFERENCES)
+REQUESTS = 1000  # of preferences; each asks for three wordings
 _PRICES = CONF / "pricing" / "paper_train.yaml"
 
 
@@ -29,7 +30,7 @@ class Writing:
         writer: name of the one that writes descriptions, and preferences with their vectors.
         checker: name of the one that reads each preference without its vector, and describes the writer.
         max_usd: most dollars of both together, over all starts of the command.
-        requests: of preferences; each asks for three wordings.
+        requests: of preferences.
         tasks: that every expert tries before it is described.
     """
 
@@ -37,7 +38,7 @@ class Writing:
     writer: str
     checker: str
     max_usd: float
-    requests: int = 1000
+    requests: int = REQUESTS
     tasks: int = 10
 
 

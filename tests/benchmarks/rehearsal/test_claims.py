@@ -7,18 +7,21 @@ import pytest
 
 from benchmarks.rehearsal.claims import (
     Claims,
+    all_trained,
     billed_as_paid,
     every_part,
     every_step_once,
     less,
-    on_policy,
+    no_older,
     servers_ended,
+    trained_once,
     updates_taken,
 )
 from benchmarks.rehearsal.rehearsal import Rehearsal
+from benchmarks.rehearsal.slow_tail import means
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.evaluation.group_files import StoredGroup, write_groups
-from orchestra_jax.types import Preference, Status, Task, Trajectory
+from orchestra_jax.types import Preference, Status, Task, Trajectory, Usage
 
 PAID = {"gpt-5": ["1/8", 100, 2], "python": ["1/1000", 0, 3]}
 
@@ -49,16 +52,17 @@ def test_what_came_on_top():
 
 
 def test_steps_updates_and_ages_are_read_from_the_run(tmp_path: Path):
-    assert not on_policy(tmp_path)[0]
+    assert not no_older(tmp_path, 0)[0]
     rows = [{"step": 1, "staleness/max": 0}, {"step": 2, "staleness/max": 0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert every_step_once(tmp_path, 2)[0]
     assert not every_step_once(tmp_path, 3)[0]
-    assert on_policy(tmp_path)[0]
+    assert no_older(tmp_path, 0)[0]
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "staleness/max": 1}\n')
     assert not every_step_once(tmp_path, 2)[0]
-    assert not on_policy(tmp_path)[0]
+    assert not no_older(tmp_path, 0)[0]
+    assert no_older(tmp_path, 1)[0]
     log = tmp_path / "server" / "0" / "0.log"
     log.parent.mkdir(parents=True)
     log.write_text(
@@ -80,6 +84,43 @@ def test_a_part_that_was_never_played_is_told(tmp_path: Path):
         "2 groups of qa, 1 with a gradient; 1 groups of toolscale, 0 with a gradient",
     )
     assert not every_part(tmp_path, ["qa", "tau2"])[0]
+
+
+def write_step(folder: Path, step: int, member: Trajectory) -> None:
+    group = StoredGroup(step, 0, (member,), (0.0,), (0.0,), True)
+    write_groups(folder / "rollouts" / f"step-{step:06d}.jsonl.gz", [group])
+
+
+def test_what_was_trained_is_counted_and_added_up(tmp_path: Path):
+    (tmp_path / "rollouts").mkdir()
+    assert not trained_once(tmp_path)[0]  # nothing was trained
+    task = Task("t", "?", ("!",), (), Preference("x", ""), "")
+    ledger = (
+        Usage("orchestrator", "orchestrator", 9, 0, 9, cost_usd=1.0),
+        Usage("gpt-5", "judge", 30, 7, 20, cost_usd=0.125),
+        Usage("gpt-5", "tool", 40, 0, 10, cost_usd=0.25),
+    )
+    for step in (1, 2):
+        write_step(tmp_path, step, Trajectory(task, 0, step, (), Status.NO_ANSWER, "", None, False, ledger))
+    assert trained_once(tmp_path)[0]
+    assert all_trained(tmp_path, {"gpt-5": ["9", 200, 4]})[0]  # the ledgers' prices are those of the menus
+    assert not all_trained(tmp_path, {"gpt-5": ["9", 200, 5]})[0]
+    assert not all_trained(tmp_path, {"gpt-5": ["9", 201, 4]})[0]
+    assert not all_trained(tmp_path, {"gpt-5": ["9", 200, 4], "web_search": ["1", 0, 1]})[0]
+    write_step(tmp_path, 3, Trajectory(task, 0, 1, (), Status.NO_ANSWER, "", None, False, ()))
+    assert not trained_once(tmp_path)[0]
+
+
+def test_means_are_of_the_steps_after_the_first(tmp_path: Path):
+    rollouts, ends = [9.0, 9.0, 1.0, 2.0], [50.0, 70.0, 73.0, 78.0]
+    rows = [
+        {"step": number, "seconds": end, "time/rollout": rollout, "time/update": 1.0, "groups/carried": number}
+        for number, (end, rollout) in enumerate(zip(ends, rollouts, strict=True), 1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert means(tmp_path) == {
+        "seconds a step": 4.0, "of rollouts": 1.5, "of the update": 1.0, "groups carried over": 3.5,
+    }  # fmt: skip
 
 
 def test_one_claim_that_fails_is_enough():
