@@ -71,7 +71,9 @@ def all_trained(run: Path, billed: State) -> tuple[bool, str]:
         for row in one.ledger
         if row.role != "orchestrator"
     )
-    return billed_as_paid({name: ["0", tokens, calls] for name, (_, tokens, calls) in billed.items()}, ledgers)
+    theirs = {name: ["0", tokens, calls] for name, (_, tokens, calls) in billed.items()}
+    holds, text = billed_as_paid(theirs, ledgers)
+    return holds, text.replace(" for $0.000000", "").replace("paid", "in ledgers")
 
 
 def every_part(run: Path, parts: Iterable[str]) -> tuple[bool, str]:

@@ -15,6 +15,7 @@ from orchestra_jax.config.experiment import changed_settings
 CONF = Path(__file__).parents[3] / "conf"
 SIZES = {
     "algorithm.tasks_per_step", "algorithm.group_size", "algorithm.micro_tokens", "algorithm.refill", "steps",
+    "algorithm.row_length",
     "rollout.slots", "rollout.limits.max_length", "rollout.limits.max_new_tokens", "rollout.limits.max_turns",
     "evaluation.questions", "evaluation.every", "checkpoint.every",
 }  # fmt: skip
