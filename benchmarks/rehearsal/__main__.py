@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.rehearsal.rehearsal import Rehearsal, RehearsalFailed
-from benchmarks.rehearsal.slow_tail import UNTIMED, SlowTail
+from benchmarks.rehearsal.slow_tail import MOST_STEPS, UNTIMED, SlowTail
 from orchestra_jax.config.schema import ConfigError
 
 
@@ -26,8 +26,8 @@ def main() -> int:
     asked = parser.parse_args()
     if not asked.overrides[0].startswith("+experiment="):
         parser.error(f"begin with the experiment, such as +experiment=hle, not with {asked.overrides[0]}")
-    if asked.slow_tail and asked.steps <= UNTIMED:
-        parser.error(f"--slow-tail times the steps after the first {UNTIMED}: ask for more --steps")
+    if asked.slow_tail and not UNTIMED < asked.steps <= MOST_STEPS:
+        parser.error(f"--slow-tail takes --steps of {UNTIMED + 1} to {MOST_STEPS}: beyond, its tasks would come again")
     try:
         rehearsal = (SlowTail if asked.slow_tail else Rehearsal)(
             asked.overrides, asked.folder, steps=asked.steps, seed=asked.seed, patience_s=asked.patience

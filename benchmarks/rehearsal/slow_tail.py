@@ -17,6 +17,7 @@ from benchmarks.rehearsal.rehearsal import Rehearsal
 from orchestra_jax.money.spent import bill
 
 UNTIMED = 2  # first steps, which compile
+MOST_STEPS = 16  # no task comes twice in so many, so that a trajectory is known by its task and member
 _SETTINGS = ((0, 0), (4, 1))  # rollout.oversample and rollout.max_staleness
 
 
