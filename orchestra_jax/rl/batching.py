@@ -235,7 +235,7 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[Mi
         most_rows, most_prefixes = shapes.sizes(width)
         part: list[TokenSequence] = []
         prefixes: set[tuple[int, ...]] = set()
-        for row in members:
+        for row in sorted(members, key=lambda row: row.prefix):  # short prompts together: none is padded to a long one
             prefix = row.tokens[: row.prefix]
             if len(part) == most_rows or (prefix not in prefixes and len(prefixes) == most_prefixes):
                 batches += _cut(part, width, shapes)

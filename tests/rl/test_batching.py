@@ -142,6 +142,17 @@ def test_rows_of_many_prompts_come_in_small_micro_batches_where_those_have_half_
     assert sorted(unpack(batches)) == sorted(trimmed(rows))
 
 
+def test_a_short_prompt_is_not_padded_to_a_long_one():
+    short, long = (
+        [row(prompt, prompt + 4, group=n) for n in groups for _ in range(4)]
+        for prompt, groups in ((9, (1, 3)), (40, (2, 4)))
+    )
+    mixed = [*short[:4], *long[:4], *short[4:], *long[4:]]
+    batches = micro_batches(mixed, MicroShapes(64, (8,), (8, 64), rows_per_prefix=4))
+    assert [batch.prefix.shape for batch in batches] == [(2, 8), (2, 64)]
+    assert sorted(unpack(batches)) == sorted(trimmed(mixed))
+
+
 def test_no_rows_make_no_micro_batch():
     assert micro_batches([], MicroShapes()) == []
 
