@@ -23,6 +23,7 @@ from orchestra_jax.types import ToolResult, Trajectory
 
 Cut = Callable[[Sequence[Any]], list[MicroBatch]]  # makes micro-batches of a process's part of a batch
 _FIRST = 0.25  # share of the rows that batches come from at first, while they grow
+_AT_A_TIME = 2048  # demonstrations that are played at once; one in play takes several times the memory of its row
 _SPARE = 1.08  # a packed batch holds so many times the mean tokens: for longer batches, and what packing wastes
 
 
@@ -92,9 +93,13 @@ async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[To
 
     async def play() -> list[list[TokenSequence]]:
         mine, most = trainer.processes.mine(demonstrations.tasks), trainer.cfg.rollout.limits.max_new_tokens
-        script, think = demonstrations.script, demonstrations.think
-        played = await trainer.collector.play(script, mine, think, budget=trainer.money.run)
-        return [demonstration_rows([demonstration], most) for demonstration in played]
+        script, think, rows = demonstrations.script, demonstrations.think, list[list[TokenSequence]]()
+        for first in range(0, len(mine), _AT_A_TIME):
+            part = mine[first : first + _AT_A_TIME]
+            numbers = range(first, first + len(part))
+            played = await trainer.collector.play(script, part, think, budget=trainer.money.run, numbers=numbers)
+            rows += [demonstration_rows([demonstration], most) for demonstration in played]
+        return rows
 
     return [row for rows in await trainer.processes.merged(play()) for row in rows]
 
