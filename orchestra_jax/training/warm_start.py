@@ -77,14 +77,10 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
 
 def _sample(trainer: Trainer, demonstrations: Demonstrations) -> list[Trajectory]:
     """Return trajectories of the gate's tasks, of which no demonstration was made."""
-    processes, gate = trainer.processes, demonstrations.gate
-    sampling = trainer.collector.collect(
-        trainer.engine,
-        processes.mine(gate),
-        budget=trainer.money.run,
-        seed=(trainer.cfg.seed, 1, trainer.state.step),
-        numbers=processes.mine(range(len(gate))),
-    )
+    processes, gate, budget = trainer.processes, demonstrations.gate, trainer.money.run
+    seed, numbers = (trainer.cfg.seed, 1, trainer.state.step), processes.mine(range(len(gate)))
+    mine = processes.mine(gate)
+    sampling = trainer.collector.collect(trainer.engine, mine, budget=budget, seed=seed, numbers=numbers)
     return trainer.loop.run(share_all(processes, sampling))
 
 
@@ -94,10 +90,8 @@ async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[To
     async def play() -> list[list[TokenSequence]]:
         mine, most = trainer.processes.mine(demonstrations.tasks), trainer.cfg.rollout.limits.max_new_tokens
         script, think, rows = demonstrations.script, demonstrations.think, list[list[TokenSequence]]()
-        for first in range(0, len(mine), _AT_A_TIME):
-            part = mine[first : first + _AT_A_TIME]
-            numbers = range(first, first + len(part))
-            played = await trainer.collector.play(script, part, think, budget=trainer.money.run, numbers=numbers)
+        for k in range(0, len(mine), _AT_A_TIME):
+            played = await trainer.collector.play(script, mine[k : k + _AT_A_TIME], think, budget=trainer.money.run)
             rows += [demonstration_rows([demonstration], most) for demonstration in played]
         return rows
 
