@@ -1,4 +1,4 @@
-"""What a rehearsal claims, and how it is looked at."""
+"""The claims of a rehearsal, and the checks of each."""
 
 import re
 import time
@@ -30,7 +30,7 @@ class Claims:
 
     @property
     def all_hold(self) -> bool:
-        """Whether there is one, and none that fails."""
+        """True if there is one, and none that fails."""
         return bool(self._held) and all(self._held)
 
 
@@ -115,7 +115,7 @@ def billed_as_paid(billed: State, paid: State, in_flight: State | None = None) -
 
 
 def less(state: State, before: State) -> State:
-    """What came on top of `before`."""
+    """Return what came on top of `before`."""
     return {
         name: [str(Fraction(usd) - Fraction(old[0])), tokens - old[1], calls - old[2]]
         for name, (usd, tokens, calls) in state.items()

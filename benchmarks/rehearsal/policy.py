@@ -52,7 +52,7 @@ _PROGRAM = _opening("python", "code")
 
 
 def _table() -> dict[str, Mapping[str, float]]:
-    """What follows each token, and how often."""
+    """Return what follows each token, and how often."""
     questions = dict.fromkeys(_QUESTIONS, 1.0)
     return {
         _START: {_THINK: 4.0, _CALL: 4.0, _ANSWER: 2.0},

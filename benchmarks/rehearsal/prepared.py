@@ -68,7 +68,7 @@ def prepare(folder: Path, providers: Providers, claims: Claims, patience_s: floa
 
 
 def is_used(run: Path, data: Path, embedded: int) -> tuple[bool, str]:
-    """Index, descriptions and wordings of preferences are those that were prepared."""
+    """Check that index, descriptions and wordings of preferences are those that were prepared."""
     config = json.loads((run / "run.json").read_text())["config"]
     paths = (config["tools"]["search"]["index"], config["tools"]["descriptions"], config["data"]["preferences_file"])
     told = Counter[str]()
@@ -89,12 +89,13 @@ def _menu() -> list[str]:
 
 
 def _bill(data: Path) -> tuple[State, State]:
-    """What the models that write were paid, and what was in flight when they were stopped."""
+    """Return what the models that write were paid, and what was in flight when they were stopped."""
     paid, in_flight = zip(*(bill(data / name) for name in WRITTEN), strict=True)
     return added(paid), added(in_flight)
 
 
 def _wait_for_calls(started: subprocess.Popen[bytes], providers: Providers, patience_s: float, log: Path) -> None:
+    """Return when the models were asked often enough for the command to be killed in the middle."""
     deadline = time.monotonic() + patience_s
     while sum(calls for _, _, calls in providers.billed.values()) < _KILLED_AFTER:
         if started.poll() is not None or time.monotonic() > deadline:

@@ -50,7 +50,7 @@ class Trainers:
 
     @property
     def alive(self) -> bool:
-        """Whether all of them run."""
+        """True if all of them run."""
         return all(process.poll() is None for process in self._started)
 
     def kill(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""What the stand-ins of models say, without knowing anything: experts, the judge, writers, and an embedding server."""
+"""Replies of the stand-ins, who know nothing: experts, the judge, writers, and an embedding server."""
 
 import hashlib
 import json

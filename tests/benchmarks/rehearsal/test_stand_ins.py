@@ -89,12 +89,10 @@ async def test_providers_bill_what_the_clients_pay(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data that a rehearsal prepares of its copies, but for what models write."""
-    if "ORCHESTRA_DATA" not in os.environ:
-        pytest.skip("ORCHESTRA_DATA is not set")
     copies, data = (tmp_path_factory.mktemp(name) for name in ("copies", "data"))
-    write_copies(copies, {"ORCHESTRA_DATA": os.environ["ORCHESTRA_DATA"]})
+    write_copies(copies, {"ORCHESTRA_DATA": str(data_dir)})
     assert paper.prepare(paper.PARTS, data, copies, Wanted(), say=lambda text: None) == []
     return data
 
