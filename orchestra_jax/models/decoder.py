@@ -80,7 +80,7 @@ class Block(nn.Module):
         y = nn.silu(self.dense(y, config.intermediate_size, "gate")) * self.dense(y, config.intermediate_size, "up")
         return self.dense(y, config.hidden_size, "down")
 
-    def dense(self, y: Float[Array, "N in"], features: int, name: str, *, bias: bool = False) -> Float[Array, "N out"]:
+    def dense(self, y: Float[Array, "N in"], features: int, name: str) -> Float[Array, "N out"]:
         """Multiply by this layer's matrix `name`, which may have adapters."""
         config, kind = self.config, nn.Dense
         if "lora_a" in self.variables.get("params", {}).get(name, {}):
@@ -89,7 +89,7 @@ class Block(nn.Module):
             kind = AdaptedDense
         return kind(
             features,
-            use_bias=bias or name in config.bias,
+            use_bias=name in config.bias,
             dtype=config.dtype,
             param_dtype=jnp.dtype(config.param_dtype),
             kernel_init=nn.initializers.normal(config.initializer_range),

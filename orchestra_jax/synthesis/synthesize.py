@@ -10,6 +10,7 @@ from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.money.forecast import call_usd
 from orchestra_jax.money.paid import MissingKey
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice
@@ -100,10 +101,7 @@ def forecast(cfg: WorldConfig, settings: SynthesisConfig) -> str:
     models = asdict(settings.models)
     prices = price_book(cfg).base
     try:
-        usd = sum(
-            count * prices.cost(models[role], prompt_tokens=plan.call_input, completion_tokens=plan.call_output)
-            for role, count in asked.items()
-        )
+        usd = sum(count * call_usd(cfg, prices, models[role]) for role, count in asked.items())
     except MissingPrice as error:
         raise ConfigError(str(error)) from error
     most = cfg.budget.run_usd

@@ -60,7 +60,7 @@ def put_damaged_aside(directory: Any, processes: Processes) -> None:
 def problem(step: Path, processes: Processes) -> str | None:
     """Return what is wrong with the checkpoint in this folder, in a few words, or None. All processes call this.
 
-    Each reads its share of the files. A checkpoint of an older version, without checksums, must only be there.
+    Each reads its share of the files.
     """
     try:
         found = _own_problem(step, processes)
@@ -82,8 +82,6 @@ def _own_problem(step: Path, processes: Processes) -> str | None:
                 return f"{name} is no JSON object"
         except (ValueError, RecursionError):
             return f"{name} is no JSON"
-    if not any((step / item / SUMS).exists() for item in _ITEMS):
-        return None
     sums = dict[Path, list[int]]()
     for item in _ITEMS:
         own = _read(step / item / SUMS)

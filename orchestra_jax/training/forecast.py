@@ -15,7 +15,7 @@ from orchestra_jax.envs.base import DO_NOTHING, EXPERT, RANDOM, Environment
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.envs.users import SCRIPTED
 from orchestra_jax.evaluation.benchmarks import HELD_OUT, chosen_tasks, in_parts
-from orchestra_jax.money.forecast import evaluation_cost
+from orchestra_jax.money.forecast import call_usd, evaluation_cost
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import Replay
@@ -55,13 +55,9 @@ def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
     models = sorted({model for models in cfg.tools.experts.values() for model in models})
     if not models:
         return None
-    plan, trajectories = cfg.plan, cfg.algorithm.tasks_per_step * cfg.algorithm.group_size
-
-    def dollars(model: str) -> float:
-        return trajectories * prices.cost(model, prompt_tokens=plan.call_input, completion_tokens=plan.call_output)
-
-    judge = 0.0 if cfg.tools.judge == "match" else dollars(cfg.tools.judge)
-    cost = {model: plan.calls * dollars(model) for model in models}
+    trajectories = cfg.algorithm.tasks_per_step * cfg.algorithm.group_size
+    judge = 0.0 if cfg.tools.judge == "match" else trajectories * call_usd(cfg, prices, cfg.tools.judge)
+    cost = {model: cfg.plan.calls * trajectories * call_usd(cfg, prices, model) for model in models}
     dearest = max(cost, key=cost.__getitem__)
     return StepCost(trajectories, sum(cost.values()) / len(cost), judge, dearest, cost[dearest] + judge)
 

@@ -175,12 +175,6 @@ def test_no_checkpoint_that_can_be_used_is_one_sentence_and_nothing_is_moved(run
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["1", "2"]
 
 
-def test_a_checkpoint_of_before_there_were_checksums_serves(run: Path):
-    for file in (run / "checkpoints").rglob("checksums*.json"):
-        file.unlink()
-    assert loaded(run) == 2
-
-
 def test_checksums_of_one_item_alone_are_damage(run: Path):
     removed(run / "checkpoints" / "2" / "arrays" / "checksums.json")
     assert loaded(run) == 1

@@ -23,6 +23,7 @@ from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.types import InfrastructureError
 
 _CONTROL_S = 60.0  # for pause, continue and abort, which wait for the running step of the model
+_READ_S = 600.0  # for a server to read the folder
 _ABANDON_S = 10.0  # for abort and continue of a server that has failed: it may never answer
 _ATTEMPTS = 2
 _SHARED_MEMORY = Path("/dev/shm")
@@ -58,18 +59,10 @@ class DiskWeightSync:
             if all servers are on this host.
         dtype: that the servers compute in; the weights are cast to it where they lie, before they travel. None: they
             keep their own.
-        timeout_s: for a server to read the folder.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        folder: str | Path | None = None,
-        *,
-        dtype: str | None = None,
-        timeout_s: float = 600.0,
-    ) -> None:
-        self.config, self.dtype, self.timeout_s = config, dtype, timeout_s
+    def __init__(self, config: DecoderConfig, folder: str | Path | None = None, *, dtype: str | None = None) -> None:
+        self.config, self.dtype = config, dtype
         self._folder = None if folder is None else Path(folder).absolute()
         self._temporary: TemporaryFolder | None = None
         self._lock = asyncio.Lock()
@@ -138,7 +131,7 @@ class DiskWeightSync:
         async def read(server: JsonClient) -> None:
             try:
                 await _post(server, "/pause_generation", {"mode": "retract"})
-                await _post(server, "/update_weights_from_disk", body, self.timeout_s)
+                await _post(server, "/update_weights_from_disk", body, _READ_S)
                 found = (await server.get("/model_info", timeout_s=_CONTROL_S)).get("weight_version")
             except ServerError as error:
                 if error.kind == "timeout":

@@ -20,9 +20,6 @@ from orchestra_jax.rl.rewards import feature_matrix, preference_score
 FLIPS = 9999
 _SEED = 0
 _CUT = re.compile(r"-\d+-turns$")  # of folders that evaluation.turn_caps leaves
-LACKING = (
-    "Trajectories that were kept without the weights of their preferences have no score: evaluate again to have it."
-)
 
 
 def differences(first: Measured, second: Measured, figure: Callable[[MeasuredSample], float]) -> list[float]:
@@ -130,16 +127,12 @@ def preferences(label: str, found: Sequence[Measured], bases: Mapping[str, Measu
         found: the runs on it.
         bases: by `Measured.key` of a run, its base on the same questions.
     """
-    rows, lacking = [], 0
+    rows = []
     for one in found:
         base = bases.get(one.key)
         if base is None:
             continue
-        scores = question_scores(one, base)
-        if scores is None:
-            lacking += 1
-            continue
-        values = list(scores.values())
+        values = list(question_scores(one, base).values())
         total, mean = (sum(values), float(np.mean(values))) if values else (None, None)
         cells = [number(total, 1, 2), number(mean, 1, 4), span(bootstrap(values), 1, 4)]
         rows.append([one.run, base.run, str(len(values)), *cells])
@@ -154,28 +147,24 @@ def preferences(label: str, found: Sequence[Measured], bases: Mapping[str, Measu
         columns.append("as published")
         rows = [*([*row, ""] for row in rows), ["published: Orchestrator-8B", *[""] * 5, f"{theirs:.1f}"]]
         note += f" Published: {published.SOURCE}, Table 3, of preferences and a scale of its own."
-    if lacking and not rows:
-        return TextTable(f"{label}: preferences", [], [], LACKING)
-    return TextTable(f"{label}: preferences", columns, rows, note + (f" {LACKING}" if lacking else ""))
+    return TextTable(f"{label}: preferences", columns, rows, note)
 
 
-def question_scores(one: Measured, base: Measured) -> dict[str, float] | None:
+def question_scores(one: Measured, base: Measured) -> dict[str, float]:
     """Return the score of every question that both answered with the same menu and preference.
 
-    It is the mean of the question's samples, each against the base's same one; None if no weights were kept.
+    It is the mean of the question's samples, each against the base's same one.
     """
     samples = [
         (name, item, start)
         for name in sorted(one.items.keys() & base.items.keys())
         for item, start in zip(one.items[name], base.items[name], strict=False)
     ]
-    if not all(item.weights is not None and start.weights is not None for _, item, start in samples):
-        return None
     alike = [each for each in samples if (each[1].tools, each[1].weights) == (each[2].tools, each[2].weights)]
     if not alike:
         return {}
     names, items, starts = zip(*alike, strict=True)
-    width = max(len(item.tools or ()) for item in items)
+    width = max(len(item.tools) for item in items)
     columns = (
         _features(items, width),
         _features(starts, width),
@@ -193,8 +182,7 @@ def _features(items: Sequence[MeasuredSample], width: int) -> Float[np.ndarray, 
     """Return M of each, tools in the order of its menu; nothing is normalised, and counts are counts as in Eq. 5."""
     counts = np.zeros((len(items), 1, width), np.float32)
     for row, item in enumerate(items):
-        tools = item.tools or ()
-        counts[row, 0, : len(tools)] = [item.named[name] for name in tools]
+        counts[row, 0, : len(item.tools)] = [item.named[name] for name in item.tools]
     right = np.array([[item.solved] for item in items])
     spent, seconds = (np.array([[getattr(item, name)] for item in items], np.float32) for name in ("cost", "seconds"))
     return np.asarray(feature_matrix(*map(jnp.asarray, (counts, right, spent, seconds))))[:, 0]
@@ -202,5 +190,5 @@ def _features(items: Sequence[MeasuredSample], width: int) -> Float[np.ndarray, 
 
 def _weights(item: MeasuredSample, width: int) -> Float[np.ndarray, " F"]:
     """Return P with 0 for the tools that a menu lacks."""
-    own = item.weights or ()
+    own = item.weights
     return np.array([*own[:-3], *[0.0] * (width + 3 - len(own)), *own[-3:]], np.float32)

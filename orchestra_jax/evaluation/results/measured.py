@@ -31,12 +31,11 @@ class MeasuredSample:
 
     Attributes:
         cost: in dollars.
-        calls: by tool.
-        named: calls by the tool's name on the menu.
-        tools: names on the menu, in order; None in files of before they were kept.
-        weights: P over them, the outcome, cost and latency (Eq. 2); None likewise.
-        model_calls: None likewise.
-        family: of the question, "" likewise.
+        calls: number of executed calls by tool, such as "generalist/gpt-5".
+        named: the same by the tool's name on the menu, such as "expert-1".
+        tools: names on the menu, in order.
+        weights: P of Eq. 2 over the tools, the outcome, cost and latency.
+        family: of the question.
     """
 
     solved: bool
@@ -44,10 +43,10 @@ class MeasuredSample:
     seconds: float
     calls: Counter[str]
     named: Counter[str]
-    tools: tuple[str, ...] | None = None
-    weights: tuple[float, ...] | None = None
-    model_calls: ModelCalls | None = None
-    family: str = ""
+    tools: tuple[str, ...]
+    weights: tuple[float, ...]
+    model_calls: ModelCalls
+    family: str
 
 
 @dataclass(frozen=True)
@@ -233,8 +232,8 @@ def _read(file: Path) -> Iterator[tuple[_Place, MeasuredSample | None, str | Non
     for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
             row = json.loads(line.decode())
-            item, model = _outcome(row), row.get("policy_model")
-            yield (str(row["id"]), int(row.get("member", 0))), None if row["status"] == Status.FAILED else item, model
+            item, model = _outcome(row), row["policy_model"]
+            yield (str(row["id"]), int(row["member"])), None if row["status"] == Status.FAILED else item, model
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{str(file)!r}, line {number} is no trajectory: evaluate again. ({error})") from error
 
@@ -245,13 +244,16 @@ def _outcome(row: Mapping[str, Any]) -> MeasuredSample:
     keys = row["menu"]["tools"] if isinstance(row["menu"], dict) else {}
     made = [call for call, result in called if not result["refused"]]
     calls = [called_tool(str(call["name"]), call["arguments"], keys) for call in made]
-    named, family = Counter(str(call["name"]) for call in made), str(row.get("family", ""))
-    figures = bool(row["solved"]), float(row["cost_usd"]), float(row["latency_s"])
-    item = MeasuredSample(*figures, Counter(calls), named, family=family)
-    if "weights" not in row:
-        return item
     wanted, tools = row["weights"], tuple(map(str, row["tools"]))
     rest = (wanted["outcome"], wanted["compute"], wanted["latency"])
-    weights = (*(float(wanted["tools"].get(name, 0.0)) for name in tools), *map(float, rest))
-    models = count_model_calls(calls, row["models"], row.get("policy_model"))
-    return replace(item, tools=tools, weights=weights, model_calls=models)
+    return MeasuredSample(
+        solved=bool(row["solved"]),
+        cost=float(row["cost_usd"]),
+        seconds=float(row["latency_s"]),
+        calls=Counter(calls),
+        named=Counter(str(call["name"]) for call in made),
+        tools=tools,
+        weights=(*(float(wanted["tools"].get(name, 0.0)) for name in tools), *map(float, rest)),
+        model_calls=count_model_calls(calls, row["models"], row["policy_model"]),
+        family=str(row["family"]),
+    )

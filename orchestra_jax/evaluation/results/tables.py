@@ -29,7 +29,7 @@ def tables(found: Sequence[Measured], bases: Mapping[str, Measured] | None = Non
         same = side_by_side([one for one in found if one.label == label])
         made += [_figures(label, same), _families(label, same), _passes(label, same), _calls(label, same)]
         made += [_models(label, same), pairs(label, same), _front(label, same), preferences(label, same, bases or {})]
-    return [table for table in [*made, *unseen(found)] if table.rows or not table.columns]
+    return [table for table in [*made, *unseen(found)] if table.rows]
 
 
 def side_by_side(found: Sequence[Measured]) -> list[Measured]:
@@ -152,7 +152,7 @@ def _models(label: str, found: Sequence[Measured]) -> TextTable:
     """Return the shares of model calls that go to the strongest model and to the policy's own kind (Fig. 3)."""
     rows = []
     for one in found:
-        asked = [[item.model_calls for item in samples if item.model_calls] for samples in one.items.values()]
+        asked = [[item.model_calls for item in samples] for samples in one.items.values()]
         known = [each for some in asked for each in some]
         if not any(each.count for each in known):
             continue

@@ -41,10 +41,9 @@ def to_markdown(title: str, tables: Sequence[TextTable]) -> str:
     parts = [f"# {_as_words(title)}\n"]
     for table in tables:
         parts.append(f"## {_as_words(table.title)}\n")
-        if table.columns:
-            rule = "|" + " --- |" * len(table.columns) + "\n"
-            first, *rest = ("| " + " | ".join(map(_as_words, line)) + " |\n" for line in (table.columns, *table.rows))
-            parts.append("".join([first, rule, *rest]))
+        rule = "|" + " --- |" * len(table.columns) + "\n"
+        first, *rest = ("| " + " | ".join(map(_as_words, line)) + " |\n" for line in (table.columns, *table.rows))
+        parts.append("".join([first, rule, *rest]))
         parts.append(f"{_as_words(table.note)}\n")
     return "\n".join(parts)
 

@@ -122,8 +122,6 @@ class ExpertClient:
         *,
         budget: Budget,
         role: str = "tool",
-        max_tokens: int | None = None,
-        stop: Sequence[str] | None = None,
         response_format: Mapping[str, Any] | None = None,
         sample: int = 0,
     ) -> Completion:
@@ -134,8 +132,6 @@ class ExpertClient:
                 templates are broken up: see `quoting`.
             budget: budget that pays.
             role: role of the ledger rows: "tool", "judge" or "user_simulator".
-            max_tokens: most tokens of the reply; never more than the expert's own.
-            stop: texts that end the completion.
             response_format: format of a structured output. A server that refuses it is asked without from then on.
             sample: another number is another sample of the same request in the record.
 
@@ -146,14 +142,11 @@ class ExpertClient:
             ValueError: no message, or no room for one.
         """
         expert = self.expert
-        most = min(max_tokens or expert.max_tokens, expert.max_tokens)
-        room = expert.context_tokens - most
+        most, room = expert.max_tokens, expert.context_tokens - expert.max_tokens
         fitted = fit([self._safe(message) for message in messages], room, self.counter)
         body = {"model": expert.model, "messages": fitted, expert.max_tokens_field: most, **expert.extra}
         if expert.temperature is not None:
             body["temperature"] = expert.temperature
-        if stop:
-            body["stop"] = list(stop)
         if response_format:
             body["response_format"] = response_format
         # The address is no part of it, nor what the server takes: a record made with one serves for another.

@@ -12,17 +12,16 @@ WEIGHTS = {"tools": {"expert-2": 0.5}, "outcome": 1.0, "compute": 0.75, "latency
 
 
 def row(name: str, right: bool, cents: float = 1.0, calls: Sequence[str] = (), **other: Any) -> dict[str, Any]:
-    """A line of a file of trajectories; `other` replaces fields, and None takes one away."""
+    """A line of a file of trajectories; `other` replaces fields."""
     turn = {
         "calls": [{"name": call, "arguments": {}} for call in calls],
         "results": [{"refused": False} for _ in calls],
     }
-    found = {
-        "id": name, "member": 0, "menu": {"tools": KEYS}, "tools": list(MENU), "models": MODELS, "weights": WEIGHTS,
-        "policy_model": None, "solved": right, "cost_usd": cents / 100, "latency_s": 2.0, "status": "completed",
-        "sequences": [[turn]], **other,
+    return {
+        "id": name, "family": "", "member": 0, "menu": {"tools": KEYS}, "tools": list(MENU), "models": MODELS,
+        "weights": WEIGHTS, "policy_model": None, "solved": right, "cost_usd": cents / 100, "latency_s": 2.0,
+        "status": "completed", "sequences": [[turn]], **other,
     }  # fmt: skip
-    return {field: value for field, value in found.items() if value is not None or field == "policy_model"}
 
 
 def config(source: str = "hle", tools: Mapping[str, Any] | None = None, prices: str = "paper") -> dict[str, Any]:

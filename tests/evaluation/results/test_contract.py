@@ -51,7 +51,7 @@ def test_a_report_of_what_is_kept_has_the_figures_of_the_trajectories(tmp_path: 
     read = [item for name in ("a", "b") for item in one.items[name]]
     for number, item in enumerate(read):
         group, member = divmod(number, 2)
-        size = len(item.tools or ())
+        size = len(item.tools)
         assert item.tools == tuple(spec.name for spec in posed[group].tools)
         assert item.weights == tuple(arrays.preference[group][arrays.tool_mask[group]])
         assert [item.named[name] for name in item.tools] == arrays.tool_counts[group, member, :size].tolist()

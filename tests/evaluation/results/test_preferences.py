@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.evaluation.results.comparisons import LACKING, question_scores
+from orchestra_jax.evaluation.results.comparisons import question_scores
 from orchestra_jax.evaluation.results.measured import measured
 from orchestra_jax.evaluation.results.report import write_report
 from tests.evaluation.results.kept_files import MENU, WEIGHTS, config, evaluation, row
@@ -78,12 +78,3 @@ def test_another_run_is_the_base_where_it_is_named(tmp_path: Path) -> None:
     other = evaluation(tmp_path / "other", {"policy/held_out.t0": [row("else", True)]}, config())
     with pytest.raises(ConfigError, match="was asked none of the same questions"):
         write_report([trained], tmp_path / "out", other)
-
-
-def test_files_of_before_the_weights_were_kept_have_a_sentence_and_no_table(tmp_path: Path) -> None:
-    old = {"weights": None, "tools": None, "models": None}
-    files = {"before/held_out.t1": drawn(1), "after/held_out.t1": drawn(2, **old)}
-    folder = evaluation(tmp_path / "run", files, config(), kind="train")
-    markdown, _, page = write_report([folder], tmp_path / "out")
-    assert markdown.read_text().count(LACKING) == page.read_text().count(LACKING) == 1
-    assert "| run, after | run, before" not in markdown.read_text()

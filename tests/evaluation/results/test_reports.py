@@ -26,10 +26,7 @@ def line(name: str, solved: int, cost: float, status: str = "completed") -> str:
     result = {"refused": False}
     turns = [{"calls": [call, call], "results": [result, {"refused": True}]}, {"calls": [], "results": []}]
     menu = {"tools": {"expert-1": "generalist/<b>"}}
-    return json.dumps({
-        "id": name, "menu": menu, "solved": bool(solved), "cost_usd": cost, "latency_s": 2.0, "status": status,
-        "sequences": [turns],
-    })  # fmt: skip
+    return json.dumps(row(name, bool(solved), cost_usd=cost, menu=menu, status=status, sequences=[turns]))
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ async def test_an_answer_its_row_and_the_request(stub, make, monkeypatch):
     stub.reply = lambda body: "About 384000 km."
     client = make(api_key_env="STUB_KEY", temperature=0.5, extra={"top_k": 3})
     budget = Budget()
-    answer = await client.chat(QUESTION, max_tokens=9, stop=["\n"], role="judge", budget=budget)
+    answer = await client.chat(QUESTION, role="judge", budget=budget)
     assert (answer.text, answer.finish_reason) == ("About 384000 km.", "stop")
     (row,) = answer.usage
     assert (row.name, row.role, row.price_list, row.estimated) == ("small", "judge", "stub", False)
@@ -54,14 +54,12 @@ async def test_an_answer_its_row_and_the_request(stub, make, monkeypatch):
     assert row.seconds > 0
     assert spent(budget) == billed(stub) == (row.cost_usd, 24, 1)
     assert stub.keys == ["secret-1"]
-    assert stub.bodies == [
-        {"model": "small", "messages": QUESTION, "max_tokens": 9, "temperature": 0.5, "stop": ["\n"], "top_k": 3}
-    ]
+    assert stub.bodies == [{"model": "small", "messages": QUESTION, "max_tokens": 50, "temperature": 0.5, "top_k": 3}]
 
 
 async def test_fields_for_reasoning_models(stub, make):
     client = make(temperature=None, max_tokens_field="max_completion_tokens", extra={"reasoning_effort": "low"})
-    await client.chat(QUESTION, max_tokens=1000, budget=Budget())  # not beyond the expert's own
+    await client.chat(QUESTION, budget=Budget())
     assert stub.bodies == [
         {"model": "small", "messages": QUESTION, "max_completion_tokens": 50, "reasoning_effort": "low"}
     ]
@@ -324,7 +322,7 @@ async def test_a_recorded_call_needs_neither_key_nor_server(stub, make, tmp_path
     offline = make(replay=replay, base_url="http://127.0.0.1:9/v1", api_key_env="NO_SUCH_KEY")
     budget = Budget(Limits(usd=0.0, calls=0))
     assert [await offline.chat(QUESTION, sample=sample, budget=budget) for sample in (0, 1)] == answers
-    for other in ({"sample": 2}, {"role": "judge"}, {"max_tokens": 3}):
+    for other in ({"sample": 2}, {"role": "judge"}, {"response_format": {"type": "json_object"}}):
         with pytest.raises(ReplayMiss):
             await offline.chat(QUESTION, **other, budget=budget)
     replay.close()
