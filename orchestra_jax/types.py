@@ -112,7 +112,7 @@ class ReplayMiss(Exception):  # noqa: N818  named like the fact it states
 
 
 class OutOfTime(Exception):  # noqa: N818  an event, no error
-    """The run gives up the step under way, which did not end in time, as it was told to stop; or it has no server."""
+    """The run gives up the step under way: it was told to stop and the step took too long, or no server is left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class LossConfig(Settings):
     clip_high: float = at_least(0.28, 0)
     dual_clip: float | None = above(None, 1)
     kl_coef: float = at_least(0.0, 0)
-    kl: KL = KL.k2  # estimator of that KL; k2 in the script
+    kl: KL = KL.k2  # estimator of that KL; the paper's script has k2
     aggregation: Aggregation | None = None
     constant: float | None = above(None, 0)
     token_form: bool = False
@@ -121,8 +121,8 @@ class OptimizerConfig(Settings):
     schedule: Schedule = Schedule.constant
     final_fraction: float = within(0.1, 0, 1)  # share of the peak left at the last step; no effect on a constant rate
     weight_decay: float = at_least(0.0, 0)  # decoupled, times the learning rate; 0 for none
-    b1: float = within(0.9, 0, 1)  # decay of the first and of the second moment
-    b2: float = within(0.95, 0, 1)  # decay of the first and of the second moment
+    b1: float = within(0.9, 0, 1)  # decay of the first moment
+    b2: float = within(0.95, 0, 1)  # decay of the second moment
     max_grad_norm: float = above(1.0, 0)  # global-norm clip
     moment_dtype: DType = DType.float32  # what both moments are stored in; the arithmetic is fp32 either way
     adam_learning_rate: float | None = above(None, 0)

@@ -66,7 +66,7 @@ class RolloutConfig(Settings):
     threads: int = at_least(1, 1)  # parts of the embedded engine's slots that run side by side: a CPU's cores
     lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
     max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
-    spare_groups: int = at_least(0, 0)  # groups beyond max_staleness + 1 steps: as many slow ones are not waited for
+    spare_groups: int = at_least(0, 0)  # extra groups under way, so that a step need not wait for as many slow ones
     oversample: int = at_least(0, 0)  # groups beyond a step's; those not whole at its end go on in the next one
     slow_after_s: float = seconds(60.0)  # seconds after which a wait is reported
 

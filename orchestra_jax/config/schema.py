@@ -36,7 +36,7 @@ class LoraConfig(Settings):
     rank: int = at_least(0, 0)  # of the adapters; 0 trains the whole policy
     alpha: float = above(32.0, 0)  # the adapters' product is scaled by alpha / rank
     targets: list[LoraTarget] = field(default_factory=lambda: list(LoraTarget))  # the matrices that get one
-    layers: int = at_least(0, 0)  # the last so many layers get them, and none below is differentiated; 0: all
+    layers: int = at_least(0, 0)  # only the last so many layers get adapters and gradients; 0: all
     path: str | None = None  # folder of adapters in PEFT's format that training starts from; null: fresh ones
 
 
@@ -229,9 +229,7 @@ class EvaluationConfig(Settings):
     samples: int = at_least(1, 1)  # of each question at evaluation.temperature; of several: pass^k and pass@k
     greedy: bool = True  # evaluate at temperature 0 too
     swap_questions: int = at_least(0, 0)  # of preference_swap; 0 skips it
-    turn_caps: list[int] = several(
-        low=1
-    )  # figures under these rollout.limits.max_turns too; for experiments/evaluate.py
+    turn_caps: list[int] = several(low=1)  # other rollout.limits.max_turns to give figures for, too; evaluate.py
     limit: int | None = at_least(None, 1)  # only so many tasks of each benchmark (--limit); null: all
     dry_run: bool = False  # only tell what it will cost (--dry-run); for experiments/evaluate.py
     judge_sample: str | None = None  # of experiments/judge.py (--sample): rows {question, reference, answer, correct}
@@ -297,9 +295,7 @@ class WorldConfig(Settings):
 
     seed: int = at_least(0, 0)  # of everything random in the run
     output_dir: str = "outputs/${name}"  # folder
-    policy: str | None = (
-        None  # of experiments/evaluate.py: a checkpoint, a run's folder, http://HOST/v1, or baseline:NAME
-    )
+    policy: str | None = None  # to evaluate: a checkpoint, a run's folder, http://HOST/v1, or baseline:NAME
     reward: RewardConfig = field(default_factory=RewardConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)

@@ -94,14 +94,14 @@ class ToolEpisode(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstrations:
-    """Examples that a policy with random weights learns the format from, and the meaning of exact copying here.
+    """Examples from which a policy with random weights learns the format, and what it should copy exactly.
 
     Attributes:
+        tasks: training tasks, each of which the script plays once.
         gate: further training tasks, on which copying is measured.
         script: script with right format and arguments; its choice of tools should carry no information.
         think: gives what a demonstration thinks aloud after these results, "" for nothing; None: it never does.
-        reference_call: gives the call of a tool whose arguments are copied from the task and the results so far as well
-            as they can be.
+        reference_call: gives a call of the tool with the arguments that are copied from the task and earlier results.
         answer_from: gives the answer that is copied exactly from these results.
         reads_menu: tells whether a turn with these words and this tool read the task's menu right; None: it need not.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from orchestra_jax.config.schema import WorldConfig
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.prices import POLICY, PriceList
 
 USER_TURNS = 10  # turns of a conversation with a user whom a model plays
 
@@ -13,10 +13,10 @@ def evaluation_cost(
     prices: PriceList,
     tasks: Mapping[str, int],
     *,
-    own: bool,
-    asked: Sequence[str] | None = None,
-    calls: int | None = None,
-    users: Mapping[str, int] | None = None,
+    paid_policy: bool,
+    asked: Sequence[str] | None,
+    calls: int | None,
+    users: Mapping[str, int],
 ) -> str | None:
     """Return a sentence about what an evaluation will cost outside, or None if nothing is paid for.
 
@@ -28,7 +28,7 @@ def evaluation_cost(
         cfg: settings of the run.
         prices: price list that is paid.
         tasks: number of questions of each benchmark.
-        own: True if the policy's own tokens are paid for too, as those of an endpoint are.
+        paid_policy: True if the policy's own tokens are paid for too, as those of an endpoint are.
         asked: the only experts that are called; None: all of the menu.
         calls: calls for a question, instead of plan.calls; with 0 there is no answer that a judge could be asked about.
         users: number of conversations, those of baselines included, by the model that plays their user.
@@ -41,15 +41,9 @@ def evaluation_cost(
     models = sorted({model for models in offer.experts.values() for model in models if asked is None or model in asked})
     judge = 0.0 if cfg.tools.judge == "match" or not answers else call_usd(cfg, prices, cfg.tools.judge)
     experts = calls * sum(call_usd(cfg, prices, model) for model in models) / max(1, len(models))
-    talks = {name: number * USER_TURNS * call_usd(cfg, prices, name) for name, number in (users or {}).items()}
+    talks = {name: number * USER_TURNS * call_usd(cfg, prices, name) for name, number in users.items()}
     turns, tokens = plan.turns or plan.calls + 1, plan.tokens or cfg.rollout.limits.max_length
-    sampled = round(plan.response * tokens)
-    read = sum(round(tokens * turn / turns) for turn in range(1, turns + 1)) - sampled
-    policy = 0.0
-    if own and answers:
-        policy = prices.cost(
-            "orchestrator", prompt_tokens=read, cached_tokens=max(0, read - tokens), completion_tokens=sampled
-        )
+    policy = _conversation_usd(prices, turns, tokens, plan.response) if paid_policy and answers else 0.0
     if not (experts or judge or policy or any(talks.values())):
         return None
     named = ", ".join(f"{name} ({number})" for name, number in tasks.items())
@@ -64,12 +58,19 @@ def evaluation_cost(
         f"the policy itself ${count * policy:.2f} ({turns} turns up to {tokens} tokens)": policy,
     }
     told |= {
-        f"the user {name} ${usd:.2f} ({(users or {})[name]} conversations of {USER_TURNS} turns of {each}, those of "
+        f"the user {name} ${usd:.2f} ({users[name]} conversations of {USER_TURNS} turns of {each}, those of "
         "baselines included)": usd
         for name, usd in talks.items()
     }
     parts, total = ", ".join(text for text, usd in told.items() if usd), count * (experts + judge + policy)
     return f"{count} trajectories of {named} cost about ${total + sum(talks.values()):.2f}: {parts}; {end}."
+
+
+def _conversation_usd(prices: PriceList, turns: int, tokens: int, response: float) -> float:
+    """Return the dollars of the policy's tokens in one conversation that grows evenly to `tokens`."""
+    sampled = round(response * tokens)
+    read = sum(round(tokens * turn / turns) for turn in range(1, turns + 1)) - sampled
+    return prices.cost(POLICY, prompt_tokens=read, cached_tokens=max(0, read - tokens), completion_tokens=sampled)
 
 
 def call_usd(cfg: WorldConfig, prices: PriceList, model: str) -> float:

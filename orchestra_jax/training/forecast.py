@@ -138,12 +138,12 @@ def evaluation_forecast(cfg: RunConfig, environment: Environment, subject: Subje
     name = subject.baseline or ""
     calls = {DO_NOTHING: 0, RANDOM: 1}.get(name, 1 if name.startswith(EXPERT) else None)
     asked = [name.removeprefix(EXPERT)] if name.startswith(EXPERT) else None
-    own = subject.url is not None
     if subject.baseline is not None:  # a script says the same each time
         cfg = replace(cfg, evaluation=replace(cfg.evaluation, samples=1, greedy=False))
     counts, users = {name: len(tasks) for name, tasks in found.items()}, _users(cfg, environment, found)
     try:
-        return evaluation_cost(cfg, price_book(cfg).base, counts, own=own, asked=asked, calls=calls, users=users)
+        prices, paid = price_book(cfg).base, subject.url is not None
+        return evaluation_cost(cfg, prices, counts, paid_policy=paid, asked=asked, calls=calls, users=users)
     except (OSError, ValueError, MissingPrice) as error:
         raise ConfigError(str(error)) from error
 

@@ -47,8 +47,8 @@ def speed_metrics(
         adapted: adapters of a frozen base are trained.
     """
     # As in `update`: rows without an advantage are run for the KL or the entropy bonus, unless they are dropped.
-    pulled = bool(updates) and ("kl_ref" in updates[0] or algorithm.entropy_coef > 0)
-    rest = pulled and algorithm.filtered_rows is not FilteredRows.drop
+    regularised = bool(updates) and ("kl_ref" in updates[0] or algorithm.entropy_coef > 0)
+    rest = regularised and algorithm.filtered_rows is not FilteredRows.drop
     pairs = zip(members, advantages, strict=True)
     own = _trained([t for t, a in pairs if a or (rest and t.status is not Status.FAILED)])
     tokens, sampled, squares = np.sum(processes.gather(own), axis=0) if processes.count > 1 else own
