@@ -22,6 +22,7 @@ from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName, ReplayMode
 from orchestra_jax.config.cli import end, schema
 from orchestra_jax.config.missing_policy import NOT_OURS
+from orchestra_jax.config.parents import run_folder
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.config.schema import POLICY_FOLDER
 from orchestra_jax.io.shipped import CONF
@@ -78,8 +79,7 @@ def run_of(policy: str) -> Path | None:
     """
     if policy.startswith(NOT_OURS) or not os.path.isdir(policy):
         return None
-    path = Path(policy).resolve()
-    home = next((folder for folder in (path, *path.parents[:2]) if (folder / record.FILE_NAME).is_file()), None)
+    home = run_folder(Path(policy))
     found = record.read(home) if home is not None else None
     return home if found is not None and found.get("kind") == "train" else None
 

@@ -8,12 +8,16 @@ from orchestra_jax.config.schema import ModelConfig
 from orchestra_jax.io import hub
 
 
+def run_folder(path: Path) -> Path | None:
+    """Return the folder of the run that left a file or folder: that, or one of the two above it; None: no record."""
+    path = path.resolve()
+    return next((folder for folder in (path, *path.parents[:2]) if (folder / FILE_NAME).is_file()), None)
+
+
 def parent(key: str, path: Path) -> dict[str, Any]:
     """Return a folder that a run is made from: the setting that names it, its path, and the run that left it."""
-    path = path.resolve()
-    home = next((folder for folder in (path, *path.parents[:2]) if (folder / FILE_NAME).is_file()), None)
-    found: dict[str, Any] = {"setting": key, "path": str(path)}
-    if home is not None and (record := read(home)) is not None:
+    found: dict[str, Any] = {"setting": key, "path": str(path.resolve())}
+    if (home := run_folder(path)) is not None and (record := read(home)) is not None:
         last = record["starts"][-1] if record["starts"] else {}
         found |= {"run": str(home), "name": record.get("name"), "commit": last.get("commit")}
     return found

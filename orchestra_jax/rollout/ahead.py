@@ -26,7 +26,6 @@ class StreamSource(RolloutSource):
     others' and its share of every minibatch stays as large, and nobody need know of the others' groups.
 
     Args:
-        teaching: tells which groups of a step's trajectories have a gradient; algorithm.refill needs it.
         steps: steps of the run, beyond which no group begins; None: unknown.
     """
 
@@ -35,11 +34,10 @@ class StreamSource(RolloutSource):
         algorithm: AlgorithmConfig,
         rollout: RolloutConfig,
         *rest: Any,
-        teaching: Teaching | None = None,
         steps: int | None = None,
     ) -> None:
         super().__init__(algorithm, rollout, *rest)
-        self._teaching, self._refill = teaching, algorithm.refill or 0
+        self._refill = algorithm.refill or 0
         self._batch_size, self._steps = algorithm.tasks_per_step, steps
         self._pausing: PausingEngine | None = None
         ahead: int | None = None
@@ -55,12 +53,14 @@ class StreamSource(RolloutSource):
             ahead=ahead,
         )
 
-    def _take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
+    def _take(
+        self, step: int, version: int, budget: Budget, teaching: Teaching | None
+    ) -> tuple[list[Trajectory], dict[str, int]]:
         later = None if self._steps is None else (self._steps - 1 - step) * self.per_step
         if self._pausing is not None:
             self._runner.call_soon(self._pausing.go_on)
         if self._refill:
-            taken, counts = self._take_refilled(version, budget, later)
+            taken, counts = self._take_refilled(version, budget, teaching, later)
         else:
             found, restarted = self._runner.run(self._stream.take(version, budget, later=later))
             taken, counts = self._numbered(found), {"restarted": restarted}
@@ -70,10 +70,10 @@ class StreamSource(RolloutSource):
         return taken, counts
 
     def _take_refilled(
-        self, version: int, budget: Budget, later: int | None
+        self, version: int, budget: Budget, teaching: Teaching | None, later: int | None
     ) -> tuple[list[Trajectory], dict[str, int]]:
         """Take groups in rounds, until enough of them have a gradient or algorithm.refill allows no more."""
-        assert self._teaching is not None
+        assert teaching is not None
         groups, restarted, taught, rounds = list[list[Trajectory]](), 0, 0, 0
         most = self.per_step * (1 + self._refill)
         while missing := min(self.per_step - taught, most - len(groups)):
@@ -82,7 +82,7 @@ class StreamSource(RolloutSource):
             groups += found
             rounds += 1
             taken = self._numbered(groups)
-            taught = int(self._teaching(taken).sum())
+            taught = int(teaching(taken).sum())
         if not self._rollout.max_staleness:
             self.stop()
         counts = {"restarted": restarted} if self._rollout.max_staleness or self._rollout.spare_groups else {}

@@ -65,7 +65,9 @@ class RolloutSource:
         """Number of groups that this process trains on in a step."""
         return len(self._own)
 
-    def take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, float]]:
+    def take(
+        self, step: int, version: int, budget: Budget, teaching: Teaching | None = None
+    ) -> tuple[list[Trajectory], dict[str, float]]:
         """Return this process's trajectories of step `step`, by group and member, and metrics of the whole step.
 
         The trajectories are all that were collected, those of groups without a gradient too.
@@ -73,6 +75,7 @@ class RolloutSource:
         Args:
             version: version of the learner's weights.
             budget: budget of the step, which pays for the trajectories that begin in it.
+            teaching: tells which groups have a gradient; algorithm.refill needs it.
 
         Raises:
             BudgetExceeded, ReplayMiss, OutOfTime: in all processes; the position in the tasks is that before the step.
@@ -80,7 +83,7 @@ class RolloutSource:
         position = self._position()
         try:
             with self._processes.together():
-                taken, counts = self._take(step, version, budget)
+                taken, counts = self._take(step, version, budget, teaching)
         except (BudgetExceeded, ReplayMiss, OutOfTime):
             self.set_state(position)  # the run that goes on repeats this step
             raise
@@ -92,7 +95,9 @@ class RolloutSource:
             metrics[f"groups/{name}"] = max(figures) if name == "rounds" else sum(figures)
         return taken, metrics
 
-    def _take(self, step: int, version: int, budget: Budget) -> tuple[list[Trajectory], dict[str, int]]:
+    def _take(
+        self, step: int, version: int, budget: Budget, teaching: Teaching | None
+    ) -> tuple[list[Trajectory], dict[str, int]]:
         """Return this process's trajectories, and counts of its groups."""
         return self._runner.run(self._collect(step, next(self._tasks), self._own, budget)), {}
 

@@ -4,14 +4,13 @@ from typing import Any
 
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.rollout import RolloutConfig
-from orchestra_jax.rollout.source import RolloutSource, Teaching
+from orchestra_jax.rollout.source import RolloutSource
 
 
 def rollout_source(
     algorithm: AlgorithmConfig,
     rollout: RolloutConfig,
     *rest: Any,
-    teaching: Teaching | None = None,
     steps: int | None = None,
 ) -> RolloutSource:
     """Return the source that the settings ask for, of the arguments of `RolloutSource` and of `StreamSource`."""
@@ -19,4 +18,4 @@ def rollout_source(
         return RolloutSource(algorithm, rollout, *rest)
     from orchestra_jax.rollout.ahead import StreamSource
 
-    return StreamSource(algorithm, rollout, *rest, teaching=teaching, steps=steps)
+    return StreamSource(algorithm, rollout, *rest, steps=steps)

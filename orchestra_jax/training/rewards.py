@@ -43,3 +43,7 @@ class GroupRewards:
             np.concatenate(figures)[: len(trajectories) // size] for figures in zip(*found, strict=True)
         )
         return rewards, advantages, informative
+
+    def informative(self, trajectories: Sequence[Trajectory]) -> Bool[np.ndarray, " G"]:
+        """Return which groups have a gradient."""
+        return self.reward_and_advantage(trajectories)[2]

@@ -121,7 +121,6 @@ class Trainer:
                 tasks,
                 loop,
                 self.processes,
-                teaching=lambda found: self.rewards.reward_and_advantage(found)[2],
                 steps=cfg.steps,
             )
             groups, largest = self.rollouts.per_step, environment.largest_menu()
@@ -207,7 +206,7 @@ class Trainer:
     def policy_step(self) -> dict[str, float]:
         """Take one step of the method, and return its metrics: collect, score, update, push the weights."""
         state, budget = self.state, self.money.step()
-        trajectories, ages = self.rollouts.take(state.step, state.version, budget)
+        trajectories, ages = self.rollouts.take(state.step, state.version, budget, self.rewards.informative)
         self._lap("rollout")
         self.free_gpus()
 

@@ -1,6 +1,5 @@
 """Conversations with a user: who hears what, how they end, who pays, and that a user's failure is never a score."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -120,22 +119,19 @@ async def test_the_users_words_are_appended_as_the_template_writes_them(real):
     assert sum(row.sampled) == sum(len(turn.sampled_ids) for turn in found.turns)
 
 
-def test_a_policy_in_whole_messages_has_the_same_conversation():
+async def test_a_policy_in_whole_messages_has_the_same_conversation():
     world, model = Talk("hello!", "b"), Model("Which?", calls(("1", "echo", '{"x": "a"}')), "This?", ANSWER)
 
-    async def play():
-        async with endpoint(model) as policy:
-            collector = Collector(world, None, LIMITS, PRICES)
-            return (await collector.collect(policy, [TASK], budget=Budget(), temperature=0.0))[0]
-
-    found = asyncio.run(play())
+    async with endpoint(model) as policy:
+        collector = Collector(world, None, LIMITS, PRICES)
+        found = (await collector.collect(policy, [TASK], budget=Budget(), temperature=0.0))[0]
     assert (found.status, found.answer, world.asked) == (Status.COMPLETED, ANSWER, ["Which?", "This?", ANSWER])
     told = [(message["role"], message["content"]) for message in model.bodies[-1]["messages"][1:]]
     spoken = [("assistant", "Which?"), ("user", "hello!"), ("assistant", None), ("tool", "a")]
     assert told == [*spoken, ("assistant", "This?"), ("user", "b")]
 
 
-def test_a_user_may_bring_more_tools_to_a_policy_in_whole_messages():
+async def test_a_user_may_bring_more_tools_to_a_policy_in_whole_messages():
     late = ToolSpec("late", "Comes late.", SCHEMA)
 
     class Bringing(Talking):
@@ -146,12 +142,9 @@ def test_a_user_may_bring_more_tools_to_a_policy_in_whole_messages():
     world, model = Talk("Now there is late."), Model("Which?", ANSWER)
     world.reset = lambda task, budget: Bringing(world, task, budget)
 
-    async def play():
-        async with endpoint(model) as policy:
-            collector = Collector(world, None, LIMITS, PRICES)
-            await collector.collect(policy, [TASK], budget=Budget(), temperature=0.0)
-
-    asyncio.run(play())
+    async with endpoint(model) as policy:
+        collector = Collector(world, None, LIMITS, PRICES)
+        await collector.collect(policy, [TASK], budget=Budget(), temperature=0.0)
     menus = [[tool["function"]["name"] for tool in body["tools"]] for body in model.bodies]
     assert menus[1] == [*menus[0], "late"]
 

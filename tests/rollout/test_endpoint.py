@@ -209,20 +209,17 @@ async def test_its_own_tokens_count_in_the_run_and_not_in_the_allowance_for_call
             await collector.collect(policy, [TASK], budget=Budget(Limits(usd=1e-6)))
 
 
-def test_a_user_may_speak_between_turns():
+async def test_a_user_may_speak_between_turns():
     """What a conversation with a user needs of a speaker; no episode has one yet."""
     spoken = []
 
-    async def converse() -> None:
-        async with endpoint(model := Model("Which?", ANSWER)) as policy:
-            speaker = MessageSpeaker(policy, LIMITS, 0.0, (0,))
-            episode = World().reset(TASK, Budget())
-            speaker.begin(episode, Budget())
-            assert speaker.hear(await speaker.speak([], 1, 0), [{"role": "user", "content": "The blue one."}])
-            spoken.append((await speaker.speak([], 2, 0)).turn.text)
-            assert [m["content"] for m in model.bodies[1]["messages"][1:]] == ["Which?", "The blue one."]
-
-    asyncio.run(converse())
+    async with endpoint(model := Model("Which?", ANSWER)) as policy:
+        speaker = MessageSpeaker(policy, LIMITS, 0.0, (0,))
+        episode = World().reset(TASK, Budget())
+        speaker.begin(episode, Budget())
+        assert speaker.hear(await speaker.speak([], 1, 0), [{"role": "user", "content": "The blue one."}])
+        spoken.append((await speaker.speak([], 2, 0)).turn.text)
+        assert [m["content"] for m in model.bodies[1]["messages"][1:]] == ["Which?", "The blue one."]
     assert spoken == [ANSWER]
 
 

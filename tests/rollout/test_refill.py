@@ -76,7 +76,6 @@ def source(
     refill: int | None = 3,
     rollout: RolloutConfig = AHEAD[0],
     processes: Processes | None = None,
-    teaches=teaching,
 ) -> tuple[RolloutSource, Collecting]:
     algorithm = AlgorithmConfig(tasks_per_step=4, group_size=MEMBERS, refill=refill)
     rollout = dataclasses.replace(rollout, lockstep=False)
@@ -84,12 +83,12 @@ def source(
     engine: Any = None
     cfg = RunConfig(algorithm=algorithm, rollout=rollout)
     rest = cfg.seed, collector, engine, Numbers(4), loop, processes
-    return rollout_source(cfg.algorithm, cfg.rollout, *rest, teaching=teaches), collector
+    return rollout_source(cfg.algorithm, cfg.rollout, *rest), collector
 
 
-def take(rollouts: RolloutSource, step: int) -> tuple[list[int], dict[str, float]]:
+def take(rollouts: RolloutSource, step: int, teaches=teaching) -> tuple[list[int], dict[str, float]]:
     """Tasks of a step's groups, in their order, and its counts."""
-    trajectories, metrics = rollouts.take(step, step, Budget(name=f"step {step}"))
+    trajectories, metrics = rollouts.take(step, step, Budget(name=f"step {step}"), teaches)
     assert [t.member for t in trajectories] == list(range(MEMBERS)) * (len(trajectories) // MEMBERS)
     numbers = [t.group for t in trajectories[::MEMBERS]]
     assert numbers == sorted(set(numbers))
@@ -117,10 +116,10 @@ def test_nothing_else_happens_without_the_key(loop: LoopThread):
 
 @pytest.mark.parametrize("refill", [1, 2])
 def test_it_ends_at_the_cap(loop: LoopThread, refill: int):
-    rollouts, _ = source(loop, refill, teaches=none)
+    rollouts, _ = source(loop, refill)
     size = 4 * (1 + refill)
-    assert take(rollouts, 0) == ([*range(size)], {"collected": size, "taught": 0, "rounds": 1 + refill})
-    assert take(rollouts, 1)[0] == [*range(size, 2 * size)]
+    assert take(rollouts, 0, none) == ([*range(size)], {"collected": size, "taught": 0, "rounds": 1 + refill})
+    assert take(rollouts, 1, none)[0] == [*range(size, 2 * size)]
 
 
 @pytest.mark.parametrize("rollout", AHEAD, ids=["step", "ahead", "spare"])

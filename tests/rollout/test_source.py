@@ -79,6 +79,10 @@ def test_an_interrupted_caller_cancels_what_it_waited_for(monkeypatch: pytest.Mo
         assert ended.wait(20)
 
 
+def all_teach(trajectories: list) -> np.ndarray:
+    return np.ones(len(trajectories) // 2, bool)
+
+
 def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
     """With the same weights; the engine's seeds make it exact."""
     small = ("algorithm.tasks_per_step=2", "algorithm.group_size=2", "rollout.slots=4", "rollout.lockstep=false")
@@ -101,9 +105,8 @@ def test_groups_of_a_stream_are_those_of_a_synchronous_step(tmp_path: Path):
             rollouts = rollout_source(
                 cfg.algorithm, cfg.rollout, cfg.seed,
                 make_collector(cfg, environment, chat), engine.engine, environment.train_tasks(2), loop,
-                teaching=lambda found: np.ones(len(found) // 2, bool),
             )  # fmt: skip
-            steps = [rollouts.take(step, 3 + step, Budget()) for step in range(2)]
+            steps = [rollouts.take(step, 3 + step, Budget(), all_teach) for step in range(2)]
             rollouts.stop()
             loop.run(engine.close())
             loop.run(environment.close())

@@ -1,6 +1,5 @@
 """The real package, where it is installed: every golden replay, and no state that episodes share."""
 
-import asyncio
 import importlib.util
 
 import pytest
@@ -37,21 +36,17 @@ def test_golden_policies_solve_and_those_that_leave_a_call_out_do_not(everything
     assert not any(found.solved for found in idle)
 
 
-def test_interleaved_episodes_hear_what_they_hear_alone(everything):
+async def test_interleaved_episodes_hear_what_they_hear_alone(everything):
     tasks = everything.held_out(200)[::20]
     scenarios = [everything._scenarios[task.id] for task in tasks for _ in range(2)]
     alone = [[golden.EpisodeApis(s).call(call).text for call in s.golden[0]][:1] for s in scenarios]
 
-    async def interleaved():
-        episodes = [everything.reset(task, Budget()) for task in tasks for _ in range(2)]
-        most = max(len(s.golden[0]) for s in scenarios)
-        said = [[] for _ in episodes]
-        for place in range(most):
-            for episode, scenario, texts in zip(episodes, scenarios, said, strict=True):
-                for call in scenario.golden[0][place : place + 1]:
-                    texts.append((await episode.step(call)).text)
-        return said
-
-    said = asyncio.run(interleaved())
+    episodes = [everything.reset(task, Budget()) for task in tasks for _ in range(2)]
+    most = max(len(s.golden[0]) for s in scenarios)
+    said = [[] for _ in episodes]
+    for place in range(most):
+        for episode, scenario, texts in zip(episodes, scenarios, said, strict=True):
+            for call in scenario.golden[0][place : place + 1]:
+                texts.append((await episode.step(call)).text)
     assert [texts[:1] for texts in said] == alone
     assert said[::2] == said[1::2]

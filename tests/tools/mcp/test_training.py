@@ -1,6 +1,5 @@
 """A training step with an MCP server in the menu, and the same step from its record, with no server."""
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from orchestra_jax.training import rewards
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run
-from orchestra_jax.types import Status, Task, ToolCall, ToolResult, Trajectory
+from orchestra_jax.types import Status, Task, ToolCall, ToolResult
 from tests.tools.tokenizers import save_tokenizer
 from tests.tools.tool_servers import ScriptedPolicy
 from tests.training.micro import score_by_index
@@ -40,18 +39,15 @@ def script(task: Task, results: list[ToolResult]) -> ToolCall | str:
     return ToolCall("die", {}) if number == 12 else ToolCall("echo", {"text": str(7 * number)})
 
 
-def test_a_server_that_dies_in_mid_call_spoils_those_trajectories_alone(command, configured, none_left):
+async def test_a_server_that_dies_in_mid_call_spoils_those_trajectories_alone(command, configured, none_left):
     cfg = configured([command()], "rollout.limits.retries=1", "data.eval_questions=4")
     environment = make_environment(cfg)
 
-    async def main() -> list[Trajectory]:
-        tasks = sorted(environment.held_out(4), key=lambda task: task.question)  # the one that kills comes with others
-        try:
-            return await make_collector(cfg, environment, None).play(script, tasks, budget=Budget())
-        finally:
-            await environment.close()
-
-    found = asyncio.run(main())
+    tasks = sorted(environment.held_out(4), key=lambda task: task.question)  # the one that kills comes with others
+    try:
+        found = await make_collector(cfg, environment, None).play(script, tasks, budget=Budget())
+    finally:
+        await environment.close()
     assert len(found) == 4
     for trajectory in found:
         if "12 *" in trajectory.task.question:

@@ -118,16 +118,13 @@ def test_a_snippet_finds_imported_what_it_names_and_nothing_else(sandbox: Python
     assert len(sandbox.pids) == 3
 
 
-def test_workers_with_other_libraries_are_kept_up_to_a_number():
-    async def main() -> None:
-        python = PythonSandbox(1, isolation="none")
-        for name in ("x", "numpy", "scipy.fft", "mpmath", "numpy", "x"):
-            result = await python.run(f"try:\n    import {name}\nexcept ImportError: pass")
-            assert not result.is_error
-            assert len(python.pids) <= 3
-        python.close()
-
-    asyncio.run(main())
+async def test_workers_with_other_libraries_are_kept_up_to_a_number():
+    python = PythonSandbox(1, isolation="none")
+    for name in ("x", "numpy", "scipy.fft", "mpmath", "numpy", "x"):
+        result = await python.run(f"try:\n    import {name}\nexcept ImportError: pass")
+        assert not result.is_error
+        assert len(python.pids) <= 3
+    python.close()
 
 
 def start_and_die(folder: Path, *, with_worker: bool) -> int:

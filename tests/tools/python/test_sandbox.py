@@ -164,56 +164,47 @@ def test_the_working_directory_starts_empty_and_is_removed_in_the_end():
         assert not os.path.exists(directory)
 
 
-def test_isolation_is_named_and_works():
-    async def main() -> None:
-        sandbox = PythonSandbox(workers=1)
-        assert sandbox.isolation == ()
-        result = await sandbox.run("import socket\nsocket.create_connection(('127.0.0.1', 9), 1)")
-        assert result.is_error
-        if "network" in sandbox.isolation:
-            assert "Network is unreachable" in result.text
-        if "pid" in sandbox.isolation:
-            marker = "while True: time.sleep(0.01)  # leaves its session"
-            await sandbox.run(f"import os, time\nif os.fork() == 0:\n  os.setsid()\n  {marker}")
-            (pid,) = sandbox.pids
-            assert (await sandbox.run("import os\nos.kill(-1, 9)")).text.startswith("ProcessLookupError")
-            assert sandbox.pids == (pid,)
-        sandbox.close()
-
-    asyncio.run(main())
-
-
-def test_killed_worker_fails_its_call_only():
-    async def main() -> None:
-        sandbox = PythonSandbox(workers=1)
-        assert (await sandbox.run("1")).text == "1"
+async def test_isolation_is_named_and_works():
+    sandbox = PythonSandbox(workers=1)
+    assert sandbox.isolation == ()
+    result = await sandbox.run("import socket\nsocket.create_connection(('127.0.0.1', 9), 1)")
+    assert result.is_error
+    if "network" in sandbox.isolation:
+        assert "Network is unreachable" in result.text
+    if "pid" in sandbox.isolation:
+        marker = "while True: time.sleep(0.01)  # leaves its session"
+        await sandbox.run(f"import os, time\nif os.fork() == 0:\n  os.setsid()\n  {marker}")
         (pid,) = sandbox.pids
-        call = asyncio.create_task(sandbox.run("import time\ntime.sleep(60)"))
-        await asyncio.sleep(0.1)
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(InfrastructureError, match="died"):
-            await call
-        assert (await sandbox.run("2")).text == "2"
-        (pid,) = sandbox.pids
-        os.kill(pid, signal.SIGKILL)  # while idle
-        await asyncio.sleep(0.1)
-        with pytest.raises(InfrastructureError, match="died"):
-            await sandbox.run("3")
-        assert (await sandbox.run("4")).text == "4"
-        sandbox.close()
-
-    asyncio.run(main())
+        assert (await sandbox.run("import os\nos.kill(-1, 9)")).text.startswith("ProcessLookupError")
+        assert sandbox.pids == (pid,)
+    sandbox.close()
 
 
-def test_cancelled_call_gives_its_worker_back():
-    async def main() -> None:
-        sandbox = PythonSandbox(workers=1)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(sandbox.run("import time\ntime.sleep(60)"), 0.3)
-        assert (await sandbox.run("5")).text == "5"
-        sandbox.close()
+async def test_killed_worker_fails_its_call_only():
+    sandbox = PythonSandbox(workers=1)
+    assert (await sandbox.run("1")).text == "1"
+    (pid,) = sandbox.pids
+    call = asyncio.create_task(sandbox.run("import time\ntime.sleep(60)"))
+    await asyncio.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(InfrastructureError, match="died"):
+        await call
+    assert (await sandbox.run("2")).text == "2"
+    (pid,) = sandbox.pids
+    os.kill(pid, signal.SIGKILL)  # while idle
+    await asyncio.sleep(0.1)
+    with pytest.raises(InfrastructureError, match="died"):
+        await sandbox.run("3")
+    assert (await sandbox.run("4")).text == "4"
+    sandbox.close()
 
-    asyncio.run(main())
+
+async def test_cancelled_call_gives_its_worker_back():
+    sandbox = PythonSandbox(workers=1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sandbox.run("import time\ntime.sleep(60)"), 0.3)
+    assert (await sandbox.run("5")).text == "5"
+    sandbox.close()
 
 
 def test_hundred_concurrent_snippets_of_several_event_loops():
@@ -229,18 +220,15 @@ def test_hundred_concurrent_snippets_of_several_event_loops():
         asyncio.run(main())
 
 
-def test_close_fails_calls_in_flight():
-    async def main() -> None:
-        sandbox = PythonSandbox(workers=1)
-        calls = [asyncio.create_task(sandbox.run("import time\ntime.sleep(60)")) for _ in range(2)]
-        await asyncio.sleep(0.2)
-        sandbox.close()
-        for call in calls:
-            with pytest.raises(InfrastructureError, match="closed"):
-                await call
-        assert sandbox.pids == ()
-
-    asyncio.run(main())
+async def test_close_fails_calls_in_flight():
+    sandbox = PythonSandbox(workers=1)
+    calls = [asyncio.create_task(sandbox.run("import time\ntime.sleep(60)")) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    sandbox.close()
+    for call in calls:
+        with pytest.raises(InfrastructureError, match="closed"):
+            await call
+    assert sandbox.pids == ()
 
 
 def test_bad_options_are_named():
@@ -253,18 +241,15 @@ def test_long_code_passes_the_socket():
     assert run(f"len('{text}')").text == str(len(text))
 
 
-def test_without_isolation_it_says_so_and_still_works():
-    async def main() -> None:
-        python = PythonSandbox(workers=1, timeout_s=1.0, isolation="none")
-        results = [await python.run(code) for code in ("1 + 1", "while True: pass", "import os\nos.fork()\n1", "2")]
-        assert [result.text for result in results[::3]] == ["2", "2"]
-        assert "time-out" in results[1].text
-        assert python.isolation == ()
-        # A child that stays behind in the snippet's group is killed with it.
-        await python.run("import os, time\nif os.fork() == 0:\n  time.sleep(3)")
-        python.close()
-
-    asyncio.run(main())
+async def test_without_isolation_it_says_so_and_still_works():
+    python = PythonSandbox(workers=1, timeout_s=1.0, isolation="none")
+    results = [await python.run(code) for code in ("1 + 1", "while True: pass", "import os\nos.fork()\n1", "2")]
+    assert [result.text for result in results[::3]] == ["2", "2"]
+    assert "time-out" in results[1].text
+    assert python.isolation == ()
+    # A child that stays behind in the snippet's group is killed with it.
+    await python.run("import os, time\nif os.fork() == 0:\n  time.sleep(3)")
+    python.close()
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "namespaces", "none"])

@@ -56,23 +56,19 @@ REQUESTS = {
 }
 
 
-def test_malformed_requests_get_a_sentence(monkeypatch, caplog):
+async def test_malformed_requests_get_a_sentence(monkeypatch, caplog):
     monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
 
-    async def main() -> dict[str, bytes]:
-        runner = web.AppRunner(sandbox_server.application(Echo()))  # type: ignore[arg-type]
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        answers = {}
-        for name, (data, _) in REQUESTS.items():
-            reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
-            writer.write(data)
-            answers[name] = await reader.read()
-            writer.close()
-        await runner.cleanup()
-        return answers
-
-    answers = asyncio.run(main())
+    runner = web.AppRunner(sandbox_server.application(Echo()))  # type: ignore[arg-type]
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    answers = {}
+    for name, (data, _) in REQUESTS.items():
+        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+        writer.write(data)
+        answers[name] = await reader.read()
+        writer.close()
+    await runner.cleanup()
     assert not [record for record in caplog.records if record.exc_info]
     found = {name: int(answer.split(b" ", 2)[1]) for name, answer in answers.items()}
     assert found == {name: status for name, (_, status) in REQUESTS.items()}
@@ -100,34 +96,31 @@ def test_an_answer_that_is_none_is_not_an_observation(answer: Any, monkeypatch):
         asyncio.run(sandbox_server.RemoteSandbox("http://127.0.0.1:9").run("1"))
 
 
-def test_remote_sandbox(monkeypatch):
+async def test_remote_sandbox(monkeypatch):
     """Real HTTP: an executor and a server with a key, and what an executor says of a server that refuses or is away."""
     monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
 
-    async def main() -> None:
-        python = PythonSandbox(workers=1)
-        runner = web.AppRunner(sandbox_server.application(python))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        remote = sandbox_server.RemoteSandbox(f"http://{host}:{port}")
-        results = await asyncio.gather(*(remote.run(code) for code in ("6 * 7", "1 / 0", "'é' * 3")))
-        assert [result.text for result in results] == ["42", "ZeroDivisionError: division by zero", "'ééé'"]
-        assert [result.is_error for result in results] == [False, True, False]
-        assert results[0].usage[0].seconds > 0
-        monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "wrong")
-        with pytest.raises(InfrastructureError, match="status 401") as failure:
-            await remote.run("1")
-        assert "wrong" not in str(failure.value)
-        monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
-        python.close()
-        with pytest.raises(InfrastructureError, match=r"status 503.*closed"):
-            await remote.run("1")
-        await runner.cleanup()
-        with pytest.raises(InfrastructureError, match="cannot be reached"):
-            await remote.run("1")
-        remote.close()
-        with pytest.raises(InfrastructureError, match="closed"):
-            await remote.run("1")
-
-    asyncio.run(main())
+    python = PythonSandbox(workers=1)
+    runner = web.AppRunner(sandbox_server.application(python))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    remote = sandbox_server.RemoteSandbox(f"http://{host}:{port}")
+    results = await asyncio.gather(*(remote.run(code) for code in ("6 * 7", "1 / 0", "'é' * 3")))
+    assert [result.text for result in results] == ["42", "ZeroDivisionError: division by zero", "'ééé'"]
+    assert [result.is_error for result in results] == [False, True, False]
+    assert results[0].usage[0].seconds > 0
+    monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "wrong")
+    with pytest.raises(InfrastructureError, match="status 401") as failure:
+        await remote.run("1")
+    assert "wrong" not in str(failure.value)
+    monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
+    python.close()
+    with pytest.raises(InfrastructureError, match=r"status 503.*closed"):
+        await remote.run("1")
+    await runner.cleanup()
+    with pytest.raises(InfrastructureError, match="cannot be reached"):
+        await remote.run("1")
+    remote.close()
+    with pytest.raises(InfrastructureError, match="closed"):
+        await remote.run("1")
