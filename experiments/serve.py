@@ -27,6 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
         default=os.environ.get("ORCHESTRA_DATABASE"),
         help="postgresql://USER:PASSWORD@HOST/NAME (default: ORCHESTRA_DATABASE, else a file in the run's folder)",
     )
+    parser.add_argument("--keys", metavar="FILE", help="YAML list of keys with their limits; docs/serve.md")
     parser.add_argument("--keep-days", type=float, default=30, help="how long words and tokens are kept (default 30)")
     parser.add_argument("--follow", metavar="FOLDER", help="run or checkpoint whose newer policy is taken up")
     parser.add_argument(
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     from orchestra_jax.serving.running import serve  # only now: --help answers at once
 
     limits = {"max_usd": asked.max_usd, "max_seconds": asked.max_seconds, "keep_days": asked.keep_days}
-    followed = {"follow": asked.follow, "canary": asked.canary}
+    followed = {"follow": asked.follow, "canary": asked.canary, "keys": asked.keys}
     parser.exit(serve(asked.policy, asked.settings, asked.host, asked.port, limits, asked.database, **followed))
 
 

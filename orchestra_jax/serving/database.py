@@ -49,6 +49,8 @@ KEYS = Table(
     Column("per_minute", Integer),
     Column("ended", Float),
 )
+# Names of the keys that a file of keys has made.
+FILE_KEYS = Table("file_keys", _META, Column("name", String, primary_key=True))
 # What is paid or may be paid, the worst cases of calls under way included: of a key on a day, and of all servers.
 ACCOUNTS = Table(
     "accounts",

@@ -80,24 +80,28 @@ def _in_force(connection: Connection) -> tuple[dict[str, Key], int]:
     }, len(rows)
 
 
+def limits(usd_per_day: float | None, per_minute: int | None) -> dict[str, int | None]:
+    """Return the limits of a key as they are kept; raise ConfigError if one is none."""
+    if usd_per_day is not None and not 0 <= usd_per_day < 1e6:
+        raise ConfigError(f"The dollars per day must be from 0 to 1,000,000, not {usd_per_day}.")
+    if per_minute is not None and not 1 <= per_minute < 2**31:
+        raise ConfigError(f"The requests per minute must be at least 1, not {per_minute}.")
+    return {"usd_per_day": None if usd_per_day is None else pico(usd_per_day), "per_minute": per_minute}
+
+
 def add_key(database: ServerDatabase, name: str, usd_per_day: float | None, per_minute: int | None) -> str:
     """Make a key and return it; nobody can read it again.
 
     Raises:
         ConfigError: there is one of that name, or a limit is none.
     """
-    if usd_per_day is not None and not 0 <= usd_per_day < 1e6:
-        raise ConfigError(f"--usd-per-day={usd_per_day} must be from 0 to 1,000,000.")
-    if per_minute is not None and per_minute < 1:
-        raise ConfigError(f"--per-minute={per_minute} must be at least 1.")
+    kept = limits(usd_per_day, per_minute)
     key = f"sk-orchestra-{secrets.token_urlsafe(32)}"
-    limit = None if usd_per_day is None else pico(usd_per_day)
 
     def work(connection: Connection) -> bool:
         if connection.execute(select(KEYS.c.id).where(KEYS.c.name == name)).first():
             return False
-        values = {"name": name, "digest": digest(key), "usd_per_day": limit, "per_minute": per_minute}
-        connection.execute(insert(KEYS).values(values))
+        connection.execute(insert(KEYS).values(name=name, digest=digest(key), **kept))
         return True
 
     if not database.do(work).result():

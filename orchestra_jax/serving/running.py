@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ def serve(
     address: str | None = None,
     follow: str | None = None,
     canary: float | None = None,
+    keys: str | None = None,
 ) -> int:
     """Serve a policy; return the status to exit with. What a user can mend is one sentence.
 
@@ -44,12 +45,14 @@ def serve(
         address: address of the database; None: a file in the folder.
         follow: folder of a run or checkpoint, whose other weights are taken up.
         canary: share of the conversations that they answer; None: all.
+        keys: file of keys.
     """
     try:
         with handling(end_now), contextlib.ExitStack() as parts:
             try:
                 from orchestra_jax.serving.canary import Canary
                 from orchestra_jax.serving.database import FILE, opened
+                from orchestra_jax.serving.key_file import KeyFile
                 from orchestra_jax.serving.server import ChatServer, ServerLimits
             except ImportError as error:
                 raise ConfigError(
@@ -64,6 +67,7 @@ def serve(
             parts.callback(orchestrator.close)  # its requests end before the database closes; twice is harmless
             if divided is not None:
                 parts.callback(divided.close)
+            key_file = None if keys is None else KeyFile(database, Path(keys))
             allowed = ServerLimits(
                 **limits,
                 under_way=2 * orchestrator.slots,
@@ -78,7 +82,8 @@ def serve(
                     f"environment variable {KEY} to a key that they must send."
                 )
             follower = None if follow is None else Follower(divided or orchestrator, Path(follow))
-            asyncio.run(_served(server, listening, host, follower))
+            beside = [each.follow() for each in (follower, key_file) if each is not None]
+            asyncio.run(_served(server, listening, host, beside))
     except KeyboardInterrupt:  # before it served
         return INTERRUPTED
     except ConfigError as error:
@@ -108,8 +113,10 @@ def _listening(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def _served(server: "ChatServer", listening: socket.socket, host: str, follower: Follower | None) -> None:
-    """Serve until SIGINT or SIGTERM; a second one does not wait for requests under way."""
+async def _served(
+    server: "ChatServer", listening: socket.socket, host: str, beside: Sequence[Coroutine[Any, Any, None]]
+) -> None:
+    """Serve until SIGINT or SIGTERM; a second one does not wait for requests under way. `beside` runs meanwhile."""
     import uvicorn
 
     from orchestra_jax.io.http_server import HttpServer
@@ -137,11 +144,9 @@ async def _served(server: "ChatServer", listening: socket.socket, host: str, fol
         f"Serves {server.orchestrator.name} at http://{shown}:{listening.getsockname()[1]}/v1 "
         f"({needed} keys); requests in {server.database.shown}. Ctrl-C ends it."
     )
-    beside = [asyncio.create_task(_forget(server))]
-    if follower is not None:
-        beside.append(asyncio.create_task(follower.follow()))
+    tasks = [asyncio.create_task(each) for each in (_forget(server), *beside)]
     await http.serve(sockets=[listening])
-    for task in beside:
+    for task in tasks:
         task.cancel()
 
 
