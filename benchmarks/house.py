@@ -27,6 +27,7 @@ SHORT_RUN = (
 )  # fmt: skip  # one list of overrides
 # Words that begin a riddle: they need the line above, or a question that nobody asked.
 RIDDLES = ("Of", "What", "Whether", "That", "Who", "Whose", "Whom", "Where", "Whence", "How", "Why", "If", "Which")
+NO_VERBS = ("The", "A", "An", "All", "Each", "Every", "It", "Its", "This", "These", "One", "First", "Last")
 
 # Runs in a process of its own: one of the scripts of experiments/, observed.
 OBSERVED = """
@@ -150,11 +151,12 @@ def mentioning(word: str, files: dict[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Docstring:
-    """A definition of the package and its docstring, "" where it has none."""
+    """A definition of the package and its docstring, "" where it has none; `acts`: a function that is no property."""
 
     place: str
     public: bool
     text: str
+    acts: bool = False
 
     @property
     def missing(self) -> bool:
@@ -164,7 +166,16 @@ class Docstring:
     @property
     def riddle(self) -> bool:
         """Return whether it begins with a word that needs the line above."""
-        return bool(self.text) and self.text.split()[0].strip(",.:;`'\"") in RIDDLES
+        return self._first in RIDDLES
+
+    @property
+    def verbless(self) -> bool:
+        """Return whether a function's docstring begins with no verb, or not as "Return" does: "Returns", "The"."""
+        return self.acts and (self._first in NO_VERBS or re.fullmatch(r"[A-Z][a-z]*[a-rt-z]s", self._first) is not None)
+
+    @property
+    def _first(self) -> str:
+        return self.text.split()[0].strip(",.:;`'\"") if self.text else ""
 
 
 def docstrings(files: dict[str, str]) -> list[Docstring]:
@@ -203,7 +214,8 @@ def _inside(
                 shown = False
             if any(ast.unparse(each).endswith((".setter", "overload")) for each in node.decorator_list):
                 shown = False
-            yield Docstring(f"{path}:{node.lineno} {node.name}", shown, text)
+            acts = not any(ast.unparse(each).endswith("property") for each in node.decorator_list)
+            yield Docstring(f"{path}:{node.lineno} {node.name}", shown, text, acts)
 
 
 def _lines(path: Path) -> int:

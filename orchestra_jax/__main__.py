@@ -11,7 +11,7 @@ from orchestra_jax.io.shipped import EXPERIMENTS
 
 
 def main() -> None:
-    """Runs the script that the first argument names, as Python itself would.
+    """Run the script that the first argument names, as Python itself would.
 
     Raises:
         SystemExit: with status 2 and one sentence where there is no such script; else what the script raises.
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _about(file: Path) -> str:
-    """The first sentence of what a script says of itself."""
+    """Return the first sentence of a script's docstring."""
     text = ast.get_docstring(ast.parse(file.read_text())) or ""
     return text.splitlines()[0].partition(". ")[0].rstrip(".") + "."
 

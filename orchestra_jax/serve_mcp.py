@@ -103,7 +103,7 @@ def problems(cfg: WorldConfig) -> list[str]:
 
 
 def server_of(offer: OfferedTools) -> "Server":
-    """The MCP server; a failure that is not the caller's is an error of the protocol, all else an answer."""
+    """Return the MCP server; a failure that is not the caller's is an error of the protocol, all else an answer."""
     from mcp import MCPError, types
     from mcp.server.lowlevel import Server
 
@@ -128,7 +128,7 @@ def server_of(offer: OfferedTools) -> "Server":
 
 
 async def serve(server: "Server", port: int | None, stop: asyncio.Event, ready: Callable[[str], None]) -> bool:
-    """Serves until `stop`, or until standard input ends.
+    """Serve until `stop`, or until standard input ends.
 
     Args:
         port: of HTTP on 127.0.0.1, 0 for a free one; None: standard input and output.
@@ -177,7 +177,7 @@ async def _serve_http(server: "Server", port: int, stop: asyncio.Event, ready: C
 
 
 def run(cfg: WorldConfig, port: int | None) -> bool:
-    """Opens the tools, serves them, and closes them; returns what `serve` does.
+    """Open the tools, serve them, and close them; return what `serve` does.
 
     Raises:
         ConfigError: one sentence for what cannot be used.
@@ -211,7 +211,7 @@ def run(cfg: WorldConfig, port: int | None) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line.
+    """Run the command line.
 
     Raises:
         SystemExit: with status 2 and one sentence per problem where the tools cannot be served.

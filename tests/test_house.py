@@ -44,6 +44,26 @@ def test_no_docstring_begins_with_a_riddle() -> None:
     assert [f"{each.place}: {each.text.splitlines()[0]}" for each in house.docstrings(PACKAGE) if each.riddle] == []
 
 
+def test_the_docstring_of_a_function_begins_with_a_verb() -> None:
+    ours = {path: source for path, source in PACKAGE.items() if "/shipped/" not in path}  # those are read by policies
+    assert [f"{each.place}: {each.text.splitlines()[0]}" for each in house.docstrings(ours) if each.verbless] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "verbless"),
+    [
+        ('def f():\n    """Returns it."""', True),
+        ('def f():\n    """The price."""', True),
+        ('def f():\n    """Return it."""', False),
+        ('def f():\n    """Pass it on."""', False),
+        ('@property\ndef f():\n    """The price."""', False),
+        ('class A:\n    """Prices."""', False),
+    ],
+)
+def test_the_check_of_verbs_sees(source: str, verbless: bool) -> None:
+    assert any(each.verbless for each in house.docstrings({"a.py": source})) is verbless
+
+
 @pytest.mark.parametrize(
     ("source", "missing", "riddles"),
     [

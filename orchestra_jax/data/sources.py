@@ -54,7 +54,7 @@ class Skipped:
         self.first = self.first or problem
 
     def __str__(self) -> str:
-        """A sentence for the user; "" where nothing was skipped."""
+        """Return a sentence for the user; "" if nothing was skipped."""
         rows = f"{self.count} rows" if self.count > 1 else "1 row"
         return f"Skipped {rows} (data.on_bad_row=skip), first: {self.first}" if self.count else ""
 

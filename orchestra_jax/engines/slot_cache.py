@@ -98,7 +98,7 @@ class SlotCache:
             self._extend_slots(params, todo)
 
     def decode(self, params: Any, rows: Sequence[Row]) -> list[tuple[list[int], list[float]]]:
-        """Samples up to `chunk` tokens for every row, whose slots are filled: the new tokens and their log-probs."""
+        """Sample up to `chunk` tokens for every row, whose slots are filled; return the tokens and their log-probs."""
         count = _bucket(self._rows, len(rows))
         slots = np.full(count, self.slots, np.int32)
         pending, lengths, left = np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
@@ -162,7 +162,7 @@ class SlotCache:
 
 
 def _bucket(sizes: Sequence[int], needed: int) -> int:
-    """The smallest of the compiled sizes (ascending) that holds `needed`, or the largest there is."""
+    """Return the smallest of the compiled sizes (ascending) that holds `needed`, or the largest there is."""
     return next((size for size in sizes if size >= needed), sizes[-1])
 
 
@@ -208,7 +208,7 @@ def _spread(cache: KVCache, kv: KVCache, source: jax.Array, lengths: jax.Array) 
 
 
 def _fronts(cache: KVCache, slots: jax.Array, window: int) -> KVCache:
-    """The first `window` entries of these slots."""
+    """Return the first `window` entries of these slots."""
     return jax.tree.map(lambda leaf: jnp.take(leaf[..., :window, :], slots, axis=_batch_axis(leaf)), cache)
 
 

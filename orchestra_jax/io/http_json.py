@@ -198,7 +198,7 @@ class JsonClient:
         return one_line(text)[:_SHOWN]
 
     async def _json(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> Any:
-        """The JSON of an answer with a status of success; None where it is empty."""
+        """Return the JSON of an answer with a status of success; None where it is empty."""
         name, answer = self._name(path), await self.request(method, path, data=data, timeout_s=timeout_s)
         shown = self.shown(answer.content.decode(errors="replace"))
         if not 200 <= answer.status < 300:
@@ -223,7 +223,7 @@ class JsonClient:
         return self._session
 
     def _pause(self, state: "RetryCallState") -> float:
-        """Seconds until the next try."""
+        """Return the seconds until the next try."""
         from tenacity import wait_exponential, wait_random
 
         error = state.outcome.exception() if state.outcome is not None else None

@@ -45,7 +45,7 @@ class EndpointPolicy(ExpertClient):
         self._replay = replay
 
     async def close(self, patience_s: float = CLOSE_S) -> None:
-        """Waits for requests whose callers gave up, until `patience_s`, and drops the connections."""
+        """Wait for requests whose callers gave up, until `patience_s`, and drop the connections."""
         try:
             await super().close(patience_s)
             await self._replay.drain(patience_s)
@@ -104,7 +104,7 @@ class EndpointPolicy(ExpertClient):
             ) from None
 
     def _told(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message with texts that every tokenizer takes; what is not ours or the model's own opens no turn."""
+        """Return the message with texts that every tokenizer takes; foreign text in it opens no turn."""
         content = message["content"]
         if content is not None:
             content = valid_text(content)
@@ -128,7 +128,7 @@ class EndpointPolicy(ExpertClient):
         return {**texts, "calls": [[valid_text(part) for part in call] for call in calls]}, reply.tokens
 
     def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
-        """The tokens of a request whose answer names none, by our own count."""
+        """Return the tokens of a request whose answer names none, by our own count."""
         count = self.counter.count
         prompt = count(json.dumps([body["messages"], body.get("tools")], ensure_ascii=False))
         written = count("".join([value["text"], value["thought"], *(part for call in value["calls"] for part in call)]))
@@ -162,14 +162,14 @@ def endpoint_pricing(cfg: WorldConfig) -> PricingConfig:
 
 
 def asked_model(cfg: WorldConfig, url: str) -> str:
-    """The name of the model behind `url`; raises ConfigError: evaluation.endpoint names none."""
+    """Return the name of the model behind `url`; raise ConfigError: evaluation.endpoint names none."""
     if cfg.evaluation.endpoint.model is None:
         raise ConfigError(f"The endpoint {url} may serve several models: set evaluation.endpoint.model=NAME.")
     return cfg.evaluation.endpoint.model
 
 
 def make_endpoint(cfg: WorldConfig, url: str, prices: PriceList, processes: Processes | None = None) -> EndpointPolicy:
-    """The policy behind `url`, asked as evaluation.endpoint says; what it answers is recorded as replay.* says.
+    """Return the policy behind `url`, asked as evaluation.endpoint says; its answers are recorded as replay.* says.
 
     Args:
         prices: has its price as "orchestrator".

@@ -100,7 +100,7 @@ class SGLangClient(JsonClient):
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[Stopwatch]:
-        """A generation runs here for as long as the block; the current watch stands still during weight updates."""
+        """Hold a place for a generation during the block; the current watch stands still during weight updates."""
         watch = current()
         self._asked.append(watch)
         if not self.settled.is_set():

@@ -249,7 +249,7 @@ class SGLangEngine:
                 return generation(ids, logprobs, "length" if piece.finish == "foreign" else piece.finish, spans, cached)
 
     async def _piece(self, ids: tuple[int, ...], params: SamplingParams, count: int, session: int | None) -> Piece:
-        """The answer to one request, which is repeated where the server was lost or did nothing."""
+        """Return the answer to one request, which is repeated if the server was lost or did nothing."""
         watch = current()
         for attempt in itertools.count():
             start = watch.seconds

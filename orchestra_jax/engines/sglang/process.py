@@ -79,7 +79,7 @@ class ServerConfig:
     grace_s: float = 15.0
 
     def command(self, port: int) -> list[str]:
-        """The command line, without the guard."""
+        """Return the command line, without the guard."""
         flags = [f"--model-path={self.model}", f"--host={_HOST}", f"--port={port}"]
         # Ids go in and out, so it needs no tokenizer, and knows no end-of-text id but the model's.
         flags += [f"--weight-version={self.version}", "--skip-tokenizer-init"]
@@ -183,7 +183,7 @@ class SGLangProcess:
         process.wait()
 
     def log_tail(self) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         with contextlib.suppress(FileNotFoundError), open(self.config.log, "rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
             return "\n".join(log.read().decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:])

@@ -168,7 +168,7 @@ async def _failures(servers: Sequence[JsonClient], act: Callable[[JsonClient], A
 
 
 async def _post(server: JsonClient, path: str, body: Mapping[str, Any], timeout_s: float = _CONTROL_S) -> None:
-    """Raises ServerError also where the server answers that it did not succeed."""
+    """Make a request; raise ServerError also where the server answers that it did not succeed."""
     answer = await server.post(path, body, timeout_s=timeout_s)
     if isinstance(answer, Mapping) and answer.get("success") is False:
         raise ServerError(f"The server {server.url}{path} did not succeed: {answer.get('message')}.", "protocol")

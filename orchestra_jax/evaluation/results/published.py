@@ -15,7 +15,7 @@ class Published:
     Attributes:
         accuracies: on HLE, FRAMES and τ²-Bench, in %; None: not measured.
         cents: mean over HLE and FRAMES.
-        minutes: likewise.
+        minutes: mean over HLE and FRAMES.
     """
 
     name: str

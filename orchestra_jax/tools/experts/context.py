@@ -45,13 +45,13 @@ class TokenCounter:
         self.control = tuple(token.content for token in added)
 
     def count(self, text: str) -> int:
-        """Tokens of a text; without a tokenizer a third of its characters, rounded up."""
+        """Count the tokens of a text; without a tokenizer a third of its characters, rounded up."""
         if self._tokenizer is None:
             return math.ceil(len(text) / CHARS_PER_TOKEN)
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def most(self, messages: Sequence[ChatMessage]) -> int:
-        """Tokens that the prompt cannot exceed, template included.
+        """Return the tokens that the prompt cannot exceed, template included.
 
         Without a tokenizer every byte counts: no byte-level vocabulary has tokens below one byte.
         """
@@ -60,11 +60,11 @@ class TokenCounter:
         )
 
     def estimate(self, messages: Sequence[ChatMessage]) -> int:
-        """Tokens that the prompt has by our own count, template included."""
+        """Return the tokens of the prompt by our own count, template included."""
         return _template(messages) + sum(self.count(message["content"]) for message in messages)
 
     def cut(self, text: str, tokens: int) -> str:
-        """The text with its middle cut out, so that it counts at most `tokens` (at least 32)."""
+        """Return the text with its middle cut out, so that it counts at most `tokens` (at least 32)."""
         keep = max(tokens, _SMALLEST_CUT)
         if self.count(text) <= keep:
             return text
@@ -78,7 +78,7 @@ class TokenCounter:
             room = max(0, room - excess)
 
     def _ends(self, text: str, tokens: int) -> str:
-        """First and last half of so many tokens, joined by the mark."""
+        """Return the beginning and the end of the text, `tokens` in all, joined by the mark."""
         head, tail = tokens - tokens // 2, tokens // 2
         if self._tokenizer is None:
             size = len(text)
@@ -90,7 +90,7 @@ class TokenCounter:
 
 
 def fit(messages: Sequence[ChatMessage], tokens: int, counter: TokenCounter) -> list[dict[str, str]]:
-    """The messages cut so that the prompt counts at most `tokens`.
+    """Return the messages, cut so that the prompt counts at most `tokens`.
 
     The first system message and the last message (the question) stay. First the oldest of the others go, one by one;
     then the middle of the question is cut, and of a system message that takes more than half of the room.

@@ -139,7 +139,7 @@ async def describe(
     budget: Budget,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Described:
-    """Describes each subject and writes the file: {"version", "experts": {name: entry}}.
+    """Describe each subject and write the file: {"version", "experts": {name: entry}}.
 
     An entry is what `load` reads, "description", with its evidence: writer, models, price list, date, share of right
     answers, overall and by family, mean cost, seconds and tokens, and each task's id, answer and grade. Questions and
@@ -199,7 +199,7 @@ async def describe(
 async def _described(
     job: DescriptionJob, client: ExpertClient, writer: ExpertClient, budget: Budget, count: Callable[[], object]
 ) -> tuple[str, list[SampleAnswer]]:
-    """The description of one subject, and its answers; `count` is called after each of them.
+    """Return the description of one subject, and its answers; `count` is called after each of them.
 
     Raises:
         InfrastructureError: it answered no task, or the writer failed.
@@ -225,7 +225,7 @@ async def _described(
 
 
 async def _ask(client: ExpertClient, example: Question, budget: Budget) -> SampleAnswer:
-    """The subject's answer to one task. Raises as `ExpertClient.chat` does."""
+    """Return the subject's answer to one task; raise as `ExpertClient.chat` does."""
     completion = await client.chat(question(example), budget=budget)
     reply = without_thinking(completion.text)
     answer = extract_answer(reply)
@@ -245,7 +245,7 @@ async def _ask(client: ExpertClient, example: Question, budget: Budget) -> Sampl
 async def _write(
     writer: ExpertClient, subject: Expert, examples: Sequence[Question], answers: Sequence[SampleAnswer], budget: Budget
 ) -> str:
-    """The subject's description; raises UnusableDescription: none in TRIES tries."""
+    """Return the subject's description; raise UnusableDescription: none in TRIES tries."""
     problem = ""
     for number in range(TRIES):
         completion = await writer.chat(request(examples, answers, problem), budget=budget, sample=number)
@@ -262,14 +262,14 @@ async def _write(
 
 
 def _unknown(example: Question) -> SampleAnswer:
-    """Stands for a reply that is not there yet, as long as the writer can be shown one."""
+    """Return a stand-in for a reply that is not there yet, as long as the writer can be shown one."""
     return SampleAnswer(example.id, right=False, reply="?" * SHOWN_CHARS, completion_tokens=EXPECTED_TOKENS)
 
 
 def _call(
     job: DescriptionJob, name: str, messages: Sequence[Mapping[str, str]], tokens: int, tries: int = 1
 ) -> Forecast:
-    """One call that has to be made."""
+    """Return the forecast of one call that has to be made."""
     expert = next(expert for expert in job.experts if expert.name == name)
     counter = TokenCounter(expert.tokenizer)
     prompt, tokens = counter.estimate(messages), min(tokens, expert.max_tokens)

@@ -24,7 +24,7 @@ _NOT_TELLING = {*"abcdefghijklmnopqrstuvwxyz", "yes", "no", "true", "false", "no
 
 
 def load(path: str | Path) -> dict[str, str]:
-    """Descriptions by expert from a file of `describing.describe`.
+    """Return the descriptions by expert from a file of `describing.describe`.
 
     Raises:
         FileNotFoundError: no such file.
@@ -34,7 +34,11 @@ def load(path: str | Path) -> dict[str, str]:
 
 
 def read(path: str | Path, *, missing_ok: bool = False) -> dict[str, dict[str, Any]]:
-    """Entries by expert, see `describing.describe`; raises as `load` does. No file is no entry if `missing_ok`."""
+    """Return the entries by expert, see `describing.describe`; with `missing_ok` none if there is no file.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load` does.
+    """
     file = Path(path)
     if not file.is_file():
         if missing_ok:

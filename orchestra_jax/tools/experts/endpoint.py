@@ -37,7 +37,7 @@ class ChatAnswer:
 
 
 def read_reply(content: bytes) -> ChatAnswer:
-    """The first choice of a chat completion; raises Unreadable: it has none, or its content is no text."""
+    """Return the first choice of a chat completion; raise Unreadable: it has none, or its content is no text."""
     try:
         answer = read_json(content, MOST_BYTES)
         choice = answer["choices"][0]
@@ -52,7 +52,7 @@ def read_reply(content: bytes) -> ChatAnswer:
 
 
 def read_usage(usage: Any) -> dict[str, Any] | None:
-    """The tokens of a response by the fields of `Usage`; None where it gives none that make sense: no prompt is empty.
+    """Return the tokens of a response by the fields of `Usage`; None if they make no sense, as no prompt is empty.
 
     Reasoning is completion: where a server leaves it out of `completion_tokens`, the total tells.
     """
@@ -96,7 +96,7 @@ def connect(library: ModuleType, url: str, key: str, timeout_s: float) -> "opena
 
 
 async def _read(response: Any) -> Any:
-    """The response with its whole content; raises Unreadable: that is too much."""
+    """Return the response with its whole content; raise Unreadable: that is too much."""
     content, most = bytearray(), _REASON_BYTES if response.is_error else MOST_BYTES
     try:
         async for part in response.aiter_bytes():

@@ -29,7 +29,7 @@ def expert_entries(
         roles: models by role of ROLES.
         clients: clients by model.
         search: the search that query writers use: its name in price lists, and its handler.
-        run: the sandbox that runs the code of code writers, likewise.
+        run: name and handler of the sandbox that runs the code of code writers.
         descriptions: texts for the policy about the models, beside those of the roles; by default their cards' texts.
         local: models on the user's own machines.
 

@@ -57,7 +57,7 @@ def question(example: Question) -> list[dict[str, str]]:
 
 
 def request(examples: Sequence[Question], answers: Sequence[SampleAnswer], problem: str = "") -> list[dict[str, str]]:
-    """The evidence as the writer reads it. It is not told which model it is about."""
+    """Return the evidence as the writer reads it, who is not told which model it is about."""
     told = {example.id: example for example in examples}
     graded = [answer for answer in answers if answer.right is not None]
     parts = [f"Grades: {_share(graded)} right in all."]

@@ -66,17 +66,17 @@ def seal_worker() -> int:
 
 
 def die_with_parent() -> None:
-    """This process is killed when its parent ends."""
+    """Have this process killed when its parent ends."""
     call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Descendants of this process that lose their parent become its children."""
+    """Make descendants of this process that lose their parent its children."""
     call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def keep_capabilities() -> None:
-    """The program that this process becomes has what the worker needs, whatever the user; root has it anyway."""
+    """Let the program that this process becomes keep the worker's capabilities; as root it keeps them anyway."""
     if os.getuid():
         _set_capabilities(ROOT_CAPABILITIES[:1], inherited=True)
         for name in ROOT_CAPABILITIES[:1]:
@@ -96,12 +96,12 @@ def mount_workspace(size_mb: int, files: int) -> None:
 
 
 def remove_workspace() -> None:
-    """Its memory is free once no process uses it."""
+    """Unmount the workspace; its memory is free once no process uses it."""
     call("umount2", WORKSPACE.encode(), MNT_DETACH)
 
 
 def confine_snippet(filter_program: bytes) -> None:
-    """Last step of a snippet's process: its own user, no capability, a filter of system calls."""
+    """Take the last step of a snippet's process: its own user, no capability, a filter of system calls."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setresgid(SNIPPET_ID, SNIPPET_ID, SNIPPET_ID)
@@ -111,7 +111,7 @@ def confine_snippet(filter_program: bytes) -> None:
 
 
 def take_filter(filter_program: bytes) -> None:
-    """This process and all that it starts may make only the system calls that a BPF program allows."""
+    """Let this process and all that it starts make only the system calls that a BPF program allows."""
     program = ctypes.create_string_buffer(filter_program, len(filter_program))
     fprog = struct.pack("@HP", len(filter_program) // 8, ctypes.addressof(program))
     call("prctl", _PR_SET_SECCOMP, 2, fprog, 0, 0)

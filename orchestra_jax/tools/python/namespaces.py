@@ -65,7 +65,7 @@ def _write(path: str, text: str) -> None:
 
 
 def enter_namespaces(shown: dict[str, str], links: dict[str, str]) -> None:
-    """Own users, mounts, processes, network and IPC; returns in the first process of the new PID namespace.
+    """Take users, mounts, processes, network and IPC of its own; return in the first process of the new PID namespace.
 
     The calling process waits for that one and exits with it.
 
@@ -120,7 +120,7 @@ def _restrict(target: str, attributes: int, flags: int = 0) -> None:
 
 
 def main() -> None:
-    """Enters, then becomes the program."""
+    """Enter the namespaces, then become the program."""
     try:
         if sys.argv[1] == "user":
             enter_user_namespace()

@@ -73,7 +73,7 @@ _ALLOW = (_LEAVE, 0, 0, 0x7FFF0000)
 
 
 def machine() -> int:
-    """The column of this machine in a pair of numbers; raises OSError: it has none."""
+    """Return the column of this machine in a pair of numbers; raise OSError: it has none."""
     name = os.uname().machine
     if name not in _MACHINES:
         raise OSError(_ENOSYS, f"system calls of {name} are not known, only those of {' and '.join(_MACHINES)}")
@@ -81,7 +81,7 @@ def machine() -> int:
 
 
 def worker_filter() -> bytes:
-    """The BPF program of the worker, which snippets inherit: all is allowed but what the head of this file refuses.
+    """Return the BPF program of the worker, which snippets inherit: it refuses what the head of this file lists.
 
     For each filter that it takes the kernel tries every system call, 0.1 ms with this one: so once, not per snippet.
 
@@ -110,7 +110,7 @@ def worker_filter() -> bytes:
 
 
 def snippet_filter() -> bytes:
-    """The BPF program of a snippet, on top of the worker's."""
+    """Return the BPF program of a snippet, on top of the worker's."""
     return _packed([(_LOAD, 0, 0, _NUMBER), *_refuse_all(_REFUSED_TO_SNIPPETS), _ALLOW])
 
 
@@ -127,7 +127,7 @@ def _refuse(error: int) -> _Step:
 
 
 def _when(call: int, argument: int, steps: list[_Step]) -> list[_Step]:
-    """Steps for one call, which begin with the low half of an argument loaded and end the program."""
+    """Return the steps for one call, which begin with the low half of an argument loaded and end the program."""
     return [(_EQUAL, 0, len(steps) + 1, call), (_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *steps]
 
 

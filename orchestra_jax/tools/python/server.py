@@ -41,7 +41,7 @@ class RemoteSandbox:
         self._closed = False
 
     async def run(self, code: str) -> ToolResult:
-        """Executes one snippet there; its ledger row carries the seconds it ran, without waits and transfers.
+        """Execute one snippet there; its ledger row has the seconds that it ran, without waits and transfers.
 
         Raises:
             InfrastructureError: no answer in time, or one that is none.
@@ -68,7 +68,7 @@ class RemoteSandbox:
 
 
 def application(sandbox: PythonSandbox) -> "web.Application":
-    """The server; it closes the sandbox when it stops."""
+    """Return the server; it closes the sandbox when it stops."""
     from aiohttp import web
 
     key = os.environ.get(KEY_VARIABLE)
@@ -108,7 +108,7 @@ def application(sandbox: PythonSandbox) -> "web.Application":
 
 
 def _short(record: logging.LogRecord) -> bool:
-    """Takes the traceback from a log line about a request that is no HTTP: it is the client's mistake."""
+    """Take the traceback from a log line about a request that is no HTTP: it is the client's mistake."""
     from aiohttp import http_exceptions, web
 
     error = record.exc_info[1] if record.exc_info else None
@@ -118,7 +118,7 @@ def _short(record: logging.LogRecord) -> bool:
 
 
 def main() -> None:
-    """Serves until it is interrupted."""
+    """Serve until it is interrupted."""
     parser = argparse.ArgumentParser(prog="orchestra_jax.tools.python.server", description="Runs snippets over HTTP.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; with another, set a key")
     parser.add_argument("--port", type=int, default=8765)

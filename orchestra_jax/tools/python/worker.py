@@ -101,7 +101,7 @@ class _SnippetRunner:
         self.limits = [(name, _allowed(name, wanted)) for name, wanted in limits]
 
     def try_out(self) -> int:
-        """The wait status of a snippet without code: 0 where one can be set up with these limits."""
+        """Return the wait status of a snippet without code: 0 if one can be set up with these limits."""
         self.make_workspace()
         answer = self.run(os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY))
         self.remove_workspace()
@@ -162,7 +162,7 @@ class _SnippetRunner:
             os._exit(exit_code)
 
     def _watch(self, pid: int, output: int, deadline: float) -> str:
-        """Waits for the end of the snippet; why it has to be stopped, "" when it ended by itself."""
+        """Wait for the end of the snippet; return why it has to be stopped, "" if it ended by itself."""
         pidfd = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
@@ -180,7 +180,7 @@ class _SnippetRunner:
             os.close(pidfd)
 
     def _memory(self) -> int:
-        """Bytes that the snippet's processes use together, beyond what they share with this one, and their sockets."""
+        """Return the bytes of the snippet's processes and sockets, without what they share with this process."""
         if self.processes is None:
             return 0
         names = [name for name in os.listdir(self.processes) if name.isdigit() and name != "1"]
@@ -188,7 +188,7 @@ class _SnippetRunner:
         return used + self._read("1/net/unix").count(b"\n") * _SOCKET_BYTES - _SOCKET_BYTES  # the first line is a head
 
     def _unbacked(self, pid: str) -> int:
-        """Bytes of a process in memory that no file backs; 0 when it is gone."""
+        """Return the bytes of a process in memory that no file backs; 0 if it is gone."""
         return sum(int(kilobytes) << 10 for kilobytes in _UNBACKED.findall(self._read(f"{pid}/status")))
 
     def _read(self, path: str) -> bytes:
@@ -200,7 +200,7 @@ class _SnippetRunner:
             return b""
 
     def _reap(self, pid: int) -> int:
-        """Kills whatever the snippet left behind and collects it; the snippet's wait status."""
+        """Kill and collect whatever the snippet left behind; return the snippet's wait status."""
         with contextlib.suppress(ProcessLookupError):
             if self.processes is not None:
                 os.kill(-1, signal.SIGKILL)  # every process but this one: it is the first
@@ -244,7 +244,7 @@ def _refuse(connection: "_socket.socket", why: str) -> None:
 
 
 def main() -> None:
-    """Isolates itself, then answers requests until the sandbox closes the socket."""
+    """Isolate this process, then answer requests until the sandbox closes the socket."""
     config = json.loads(sys.argv[1])
     connection = _socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)

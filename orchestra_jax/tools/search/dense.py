@@ -118,7 +118,7 @@ class DenseIndex(BatchIndex):
         probes: int | None = None,
         ef_search: int | None = None,
     ) -> "DenseIndex":
-        """Opens what `build` wrote, or a pair of foreign files (`local.pair_of`).
+        """Open what `build` wrote, or a pair of foreign files (`local.pair_of`).
 
         Args:
             directory: of the index, or a pair's file.
@@ -229,7 +229,7 @@ def read_index(path: str | Path, memory_map: bool = True) -> Any:
 
 
 def tune(index: Any, probes: int | None = None, ef_search: int | None = None) -> None:
-    """Sets how thoroughly an approximate index is searched.
+    """Set how thoroughly an approximate index is searched.
 
     Args:
         index: of FAISS; a flat one has nothing to set.
@@ -246,7 +246,7 @@ def tune(index: Any, probes: int | None = None, ef_search: int | None = None) ->
 
 
 def require_faiss() -> Any:
-    """The module faiss; raises ImportError, and says how to install it."""
+    """Return the module faiss; raise ImportError, which says how to install it."""
     try:
         import faiss
     except ImportError as error:

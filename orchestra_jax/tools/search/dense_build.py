@@ -41,7 +41,7 @@ async def build(
     shard: int = 8192,
     progress: ShowProgress = lambda stage, done, total: None,
 ) -> DenseIndex:
-    """Embeds the passages of a file, writes their index and opens it; continues where a killed build ended.
+    """Embed the passages of a file, write their index and open it; continue where a killed build ended.
 
     The vectors are computed and stored shard by shard. FAISS then needs memory for all of them once (with a factory
     string of compressed vectors, such as SQ8 or PQ, for those).
@@ -92,7 +92,7 @@ async def build(
 
 
 def _agree(begun: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
-    """Raises ValueError where a folder was begun with something else."""
+    """Raise ValueError if a folder was begun with something else."""
     for key in wanted:
         if begun.get(key) != wanted[key]:
             raise ValueError(
@@ -103,7 +103,7 @@ def _agree(begun: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) ->
 
 @contextmanager
 def _alone(partial: Path) -> Iterator[None]:
-    """Keeps other builds out of the folder; the lock goes with this process, however it ends."""
+    """Keep other builds out of the folder; the lock goes with this process, however it ends."""
     folder = os.open(partial, os.O_RDONLY)
     try:
         try:
@@ -116,7 +116,7 @@ def _alone(partial: Path) -> Iterator[None]:
 
 
 def _clean(directory: Path) -> None:
-    """Removes what only the build needed."""
+    """Remove what only the build needed."""
     shutil.rmtree(directory / _SHARDS, ignore_errors=True)
     (directory / _PLAN).unlink(missing_ok=True)
 
@@ -154,7 +154,7 @@ def _copy_passages(source: Path, partial: Path, progress: ShowProgress) -> None:
 async def _embed(
     folder: Path, passages: PassageFile, embedder: EndpointEmbedder, shard: int, progress: ShowProgress
 ) -> list[Path]:
-    """The files of the vectors of titles and texts, in order; computes those that are not there."""
+    """Return the files of the vectors of titles and texts, in order; compute those that are not there."""
     os.makedirs(folder, exist_ok=True)
     starts = range(0, len(passages), shard)
     paths = [folder / f"{number:06d}.npy" for number in range(len(starts))]
@@ -175,7 +175,7 @@ async def _embed(
 def write_faiss(
     path: Path, shards: Sequence[Path], count: int, kind: str, progress: ShowProgress = lambda stage, done, total: None
 ) -> int:
-    """Writes the FAISS index of the vectors in `shards`, `count` in all, and returns their dimension."""
+    """Write the FAISS index of the vectors in `shards`, `count` in all, and return their dimension."""
     faiss = require_faiss()
     dim = np.load(shards[0], mmap_mode="r").shape[1]
     index = _factory(kind, dim, count)

@@ -104,7 +104,7 @@ class EndpointEmbedder:
         return np.concatenate([task.result() for task in tasks])
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._client.close()
 
     async def _request(self, batch: list[str]) -> Vectors:

@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def open_index(directory: str | Path, embedder_url: str | None = None) -> LocalIndex | DenseIndex:
-    """The saved index in a folder, or in a data set of the hub, BM25 or dense; or a pair of files (`local.pair_of`).
+    """Return the saved index (BM25 or dense) of a folder, a data set of the hub, or a pair of files (`local.pair_of`).
 
     Raises:
         FileNotFoundError: there is none.
@@ -75,7 +75,7 @@ class RetrievalServer:
         self._runner: Any = None
 
     async def start(self) -> None:
-        """Begins to listen; raises OSError: the address is taken."""
+        """Begin to listen; raise OSError: the address is taken."""
         web = require_aiohttp("web")
         app = web.Application(client_max_size=_MAX_BODY)
         app.router.add_post("/retrieve", self._retrieve)
@@ -88,7 +88,7 @@ class RetrievalServer:
         self._workers = [asyncio.create_task(self._work()) for _ in range(_PARALLEL)]
 
     async def stop(self) -> None:
-        """Takes no more requests, answers those under way, and closes the index."""
+        """Take no more requests, answer those under way, and close the index."""
         if self._runner is not None:
             await self._runner.cleanup()
         for worker in self._workers:
@@ -238,7 +238,7 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Serves until SIGTERM or Ctrl-C."""
+    """Serve until SIGTERM or Ctrl-C."""
     parser = argparse.ArgumentParser(description="Serves a search index over HTTP, see docs/search.md.")
     parser.add_argument("--index", required=True, help="folder that experiments/index.py wrote")
     parser.add_argument("--host", default="127.0.0.1")

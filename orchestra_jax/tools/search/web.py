@@ -201,7 +201,7 @@ class WebClient(ABC):
         return ToolResult(_short(found.value, _PAGE_CHARS), found.usage)
 
     def _said(self, found: Recorded) -> ToolResult:
-        """The service's own words about the arguments."""
+        """Return the service's own words about the arguments."""
         if not isinstance(found.value, dict) or not isinstance(found.value.get("error"), str):
             raise self._foreign()
         return ToolResult(found.value["error"], found.usage, is_error=True)
@@ -236,7 +236,7 @@ class TavilySearch(WebClient):
         return self._results(await self._call(SEARCH_TOOL.name, fields, "/search", fields, read, budget))
 
     async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        """The text of the page {"url"}. Tavily bills pages that it could read, and only those."""
+        """Return the text of the page {"url"}. Tavily bills pages that it could read, and only those."""
         fields = {"urls": [arguments["url"]], "extract_depth": "basic", "format": "text"}
 
         def read(answer: Any) -> str | None:
@@ -273,7 +273,7 @@ class WikipediaSearch(WebClient):
         return {"User-Agent": f"orchestra-jax/{__version__} ({self._contact})"}
 
     async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        """Searches for {"query"}; a result's text is the introduction of its page."""
+        """Search for {"query"}; a result's text is the introduction of its page."""
         request = {"language": "en", "query": arguments["query"], "max_results": _RESULTS}
         fields = {
             "action": "query",
@@ -304,7 +304,7 @@ class WikipediaSearch(WebClient):
         return self._results(await self._call(SEARCH_TOOL.name, request, "", fields, read, budget))
 
     async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        """The text of the page {"url"}: an address on this Wikipedia, or a title."""
+        """Return the text of the page {"url"}: an address on this Wikipedia, or a title."""
         title = arguments["url"]
         if title.startswith(("http://", "https://")):
             try:
@@ -340,7 +340,7 @@ def _short(text: str, length: int) -> str:
 
 
 def _reason(content: bytes) -> str:
-    """The server's own words about an error, on one line."""
+    """Return the server's own words about an error, on one line."""
     text = content.decode("utf-8", "replace")
     try:
         detail = read_json(content)["detail"]

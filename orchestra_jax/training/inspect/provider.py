@@ -35,7 +35,7 @@ class Sampled:
 
     Attributes:
         text: as it was sampled; None: the conversation has no room for another turn.
-        generation: likewise.
+        generation: None if there was no room for an answer.
         prompt: the number of tokens of the conversation.
     """
 
