@@ -11,11 +11,6 @@ from orchestra_jax.money.store import Recorded
 from tests.money.test_replay import ANSWER, REQUEST, keys_in, recorded, refuse
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "calls.db"
-
-
 async def test_export_and_merge(tmp_path: Path):
     a, b, c = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "c.db"
     one, two, three = ({"q": i} for i in range(3))

@@ -40,11 +40,6 @@ class Service:
         return self.answer
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "calls.db"
-
-
 async def recorded(path: Path, *pairs: tuple[dict[str, Any], Recorded], mode: str = "replay_or_record") -> None:
     replay = Replay(path, mode)
     for request, answer in pairs:

@@ -13,14 +13,10 @@ from orchestra_jax.money import records, store, unsaved
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import CANONICAL, Recorded, key
 from orchestra_jax.types import InfrastructureError, ReplayMiss, Usage
+from tests.money.test_replay import refuse
 
 ANSWER = Recorded({"text": "42"}, (Usage("gpt-5", cost_usd=0.5),))
 LONG = Recorded({"text": "x" * 200_000}, (Usage("gpt-5", cost_usd=0.5),))
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "calls.db"
 
 
 class Service:
@@ -37,10 +33,6 @@ class Service:
             raise InfrastructureError("status 500")
         self.paid += 1
         return self.answer
-
-
-async def refuse() -> Recorded:
-    raise AssertionError("A replayed call must not be made.")
 
 
 @pytest.mark.parametrize("mode", ["record", "replay_or_record"])

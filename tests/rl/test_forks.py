@@ -9,7 +9,6 @@ import pytest
 
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import init_params
-from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl import forks
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
@@ -18,7 +17,7 @@ from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.types import Preference
 
-from .trajectories import task, trajectory, turn
+from .trajectories import MODEL, task, trajectory, turn
 
 # Tokens of each row, and the trajectory that it is of: 0 and 2 forked.
 LENGTHS, OWNERS = np.array([3, 5, 4, 2, 6, 1]), np.array([0, 0, 1, 2, 2, 2])
@@ -97,12 +96,6 @@ def test_a_trajectorys_sequences_know_whose_they_are_and_how_large():
     found = sequences(forked, 0.5, 7)
     assert [(row.trajectory, row.share) for row in found] == [(7, 2 / 6), (7, 4 / 6)]
     assert [(row.trajectory, row.share) for row in sequences(trajectory(asked, turn([1], [2])), 0.5)] == [(0, 1.0)]
-
-
-MODEL = Qwen3Config(
-    vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
-    tie_word_embeddings=True, initializer_range=0.3,
-)  # fmt: skip
 
 
 def token_rows():

@@ -13,6 +13,7 @@ from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.conversation_ids import conversation_ids
 from orchestra_jax.rollout.parsing import parse_tool_calls
 from orchestra_jax.types import ToolCall, ToolSpec
+from tests.rollout.scripted import TEMPLATE
 
 SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 TOOLS = (
@@ -22,18 +23,8 @@ TOOLS = (
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "37 * 4"}}\n</tool_call>'
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "What is 37 * 4?"}
-# Qwen3's layout without its thinking rules, for the word tokenizer.
-COMPACT = (
-    "{%- if tools %}<|im_start|>system\n"
-    "{% for t in tools %}{{ t.function | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
-    "{%- for m in messages %}"
-    "{%- if m.role == 'tool' %}"
-    "{%- if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
-    "{{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
-    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}"
-    "{%- else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}"
-    "{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+# The layout that shows thinking in every turn.
+COMPACT = TEMPLATE.replace(".split('</think>')[-1].strip('\n')", "")
 
 
 def assistant(text):

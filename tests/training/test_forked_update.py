@@ -9,17 +9,11 @@ from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.decoder import init_params
-from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl import forks
 from orchestra_jax.rl.setup import policy_learner, policy_shapes, ratio_spans_rows
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Turn
-from tests.rl.trajectories import task, trajectory
-
-MODEL = Qwen3Config(
-    vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
-    tie_word_embeddings=True, initializer_range=0.3,
-)  # fmt: skip
+from tests.rl.trajectories import MODEL, task, trajectory
 
 
 def forked(count):

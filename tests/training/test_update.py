@@ -13,7 +13,6 @@ from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig, Optimize
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.models.decoder import init_params
-from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.setup import learner_config, policy_shapes, ratio_spans_rows
@@ -22,12 +21,8 @@ from orchestra_jax.training.metrics import update_metrics
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Trajectory, Turn
 from tests.config.test_checks import compose
-from tests.rl.trajectories import task, trajectory
+from tests.rl.trajectories import MODEL, task, trajectory
 
-MODEL = Qwen3Config(
-    vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
-    tie_word_embeddings=True, initializer_range=0.3,
-)  # fmt: skip
 PARAMS = init_params(MODEL, jax.random.key(0))
 ROUNDED = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), PARAMS)
 TASK = task("task", "", Preference("", "", {}))
