@@ -218,9 +218,7 @@ class EndpointConfig(Settings):
 class EvaluationConfig(Settings):
     """Benchmarks before, during and after training."""
 
-    benchmarks: list[str] = field(
-        default_factory=lambda: ["held_out", "preference_swap"]
-    )  # of evaluation.benchmarks, or module:function
+    benchmarks: list[str] = several(["held_out", "preference_swap"])  # of evaluation.benchmarks, or module:function
     questions: int = at_least(256, 0)  # of held_out; 0 skips all benchmarks
     seed: int = at_least(7, 0)  # of menus, preferences and samples of evaluations, whatever the run's seed
     preferences: bool | None = None  # append a preference to real questions; null: as data.preferences

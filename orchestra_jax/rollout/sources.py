@@ -8,10 +8,7 @@ from orchestra_jax.rollout.source import RolloutSource
 
 
 def rollout_source(
-    algorithm: AlgorithmConfig,
-    rollout: RolloutConfig,
-    *rest: Any,
-    steps: int | None = None,
+    algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, steps: int | None = None
 ) -> RolloutSource:
     """Return the source that the settings ask for, of the arguments of `RolloutSource` and of `StreamSource`."""
     if not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
