@@ -16,10 +16,10 @@ class RolloutLimits(Settings):
     max_new_tokens: int = at_least(8_000, 1)  # tokens of one generation
     retries: int = at_least(2, 0)  # new tries of a generation, call or score after an infrastructure failure
     # Seconds of work, without waits for a place or for new weights.
-    deadline_s: float = seconds(600.0)  # of a trajectory: then it ends without an answer
+    deadline_s: float = seconds(600.0)  # seconds of work of a trajectory: then it ends without an answer
     turn_deadline_s: float | None = seconds(None)  # of one generation, else it is tried again; null: deadline_s
-    tool_deadline_s: float | None = seconds(None)  # of one tool call, likewise
-    user_deadline_s: float | None = seconds(None)  # of one turn of a conversation's user, likewise
+    tool_deadline_s: float | None = seconds(None)  # of one tool call, else it is tried again; null: deadline_s
+    user_deadline_s: float | None = seconds(None)  # of one turn of the user, else it is asked again; null: deadline_s
 
     @property
     def turns_used_up(self) -> str:

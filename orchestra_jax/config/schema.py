@@ -67,7 +67,7 @@ class MeshConfig(Settings):
     tensor: int = at_least(1, -1)  # devices, heads and MLP split
     coordinator: str | None = text(None, address=True)  # HOST:PORT of the first process; null: srun or mpirun says
     processes: int | None = at_least(None, 1)  # processes of the run; null: srun or mpirun says, else one
-    process: int | None = at_least(None, 0)  # index of this one
+    process: int | None = at_least(None, 0)  # index of this process; null: srun or mpirun says
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ class BudgetConfig(Settings):
     """The most that may be spent on outside calls, checked before each with its worst case; null: no limit."""
 
     run_usd: float | None = at_least(None, 0)  # dollars of the run: it stops, saved, and goes on once this is raised
-    run_tokens: int | None = within(None, 0, LARGE)  # prompt and reply tokens, likewise
-    run_calls: int | None = within(None, 0, LARGE)  # calls, likewise
+    run_tokens: int | None = within(None, 0, LARGE)  # prompt and reply tokens of the run: stops as at run_usd
+    run_calls: int | None = within(None, 0, LARGE)  # calls of the run: stops as at run_usd
     step_usd: float | None = at_least(None, 0)  # dollars of one training step: stops the run too
-    step_tokens: int | None = within(None, 0, LARGE)  # tokens of one training step, likewise
-    step_calls: int | None = within(None, 0, LARGE)  # calls of one training step, likewise
+    step_tokens: int | None = within(None, 0, LARGE)  # tokens of one training step: stops the run too
+    step_calls: int | None = within(None, 0, LARGE)  # calls of one training step: stops the run too
     trajectory_usd: float | None = at_least(None, 0)  # dollars of one trajectory: a call beyond is refused
-    trajectory_tokens: int | None = within(None, 0, LARGE)  # tokens of one trajectory, likewise
-    trajectory_calls: int | None = within(None, 0, LARGE)  # calls of one trajectory, likewise
+    trajectory_tokens: int | None = within(None, 0, LARGE)  # of one trajectory: a call beyond is refused
+    trajectory_calls: int | None = within(None, 0, LARGE)  # of one trajectory: a call beyond is refused
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class DataConfig(Settings):
     eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation
     preferences: bool = True  # append a user preference to every question
     preferences_file: str | None = None  # wordings of experiments/synthesize.py; null: those that come with us
-    preferences_per_question: int = at_least(1, 1)  # that each training question is posed under within a step
+    preferences_per_question: int = at_least(1, 1)  # wishes that a step poses each training question under
 
     def training(self) -> list[SourceConfig]:
         """Return the files to train on: `path`, else the mixture; none for a generated world."""
@@ -209,7 +209,7 @@ class EndpointConfig(Settings):
     timeout_s: float = seconds(300.0)  # seconds for one request
     retries: int = at_least(4, 0)  # further requests after a failed one
     concurrency: int = at_least(32, 1)  # requests under way at once, of all processes together
-    requests_per_minute: float | None = above(None, 0)  # likewise; null: no limit
+    requests_per_minute: float | None = above(None, 0)  # of all processes together; null: no limit
     max_tokens_field: str | None = None  # max_tokens or max_completion_tokens; null: as conf/models.yaml says
     extra: dict[str, Any] = field(default_factory=dict)  # further fields of the request, such as reasoning_effort
 
@@ -252,7 +252,7 @@ class LoggerConfig(Settings):
     names: list[str] = field(default_factory=lambda: ["jsonl"])  # training.loggers, or module:attribute
     project: str = "orchestra_jax"  # of Weights & Biases
     trajectories: int = at_least(2, 0)  # trajectories per step written in readable form
-    rollouts: bool = True  # all of them without loss, for experiments/view.py
+    rollouts: bool = True  # write every trajectory in full, for experiments/view.py
     speed: bool = True  # tokens a second, FLOPs, shares of the step's time and lengths, in every step
 
 

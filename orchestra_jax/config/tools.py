@@ -18,7 +18,7 @@ class MenuRule(Settings):
     self_hosted: float = within(0.0, 0, 1)  # chance of each model with open weights to run on the user's own machines
     always: list[str] = field(default_factory=list)  # tools that every random subset has, such as python
     aliases: bool = False  # experts are called expert-1, expert-2, ... in the random order of each menu
-    letters: bool = False  # or by random letters, A to Z: a small policy chooses one token, not a number's digits
+    letters: bool = False  # aliases are letters, A to Z, drawn at random: a small policy chooses by one token
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ExpertServer(Settings):
     timeout_s: float = seconds(300.0)  # seconds for one request
     retries: int = at_least(4, 0)  # further requests after a failed one
     concurrency: int = at_least(32, 1)  # requests under way at once, of all processes of the run together
-    requests_per_minute: float | None = above(None, 0)  # likewise; null: no limit
+    requests_per_minute: float | None = above(None, 0)  # of all processes of the run together; null: no limit
 
 
 @dataclass(frozen=True)

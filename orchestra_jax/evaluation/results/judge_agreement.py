@@ -133,7 +133,7 @@ async def verdicts(judge: Judge, sample: Sequence[Labelled], budget: Budget) -> 
 
     Raises:
         BudgetExceeded: once all requests have ended; their verdicts are in the record.
-        ReplayMiss: likewise.
+        ReplayMiss: once all requests have ended, too.
     """
 
     async def ask(row: Labelled) -> Verdict | InfrastructureError | BudgetExceeded | ReplayMiss:

@@ -68,7 +68,7 @@ def offering(config: Mapping[str, Any], training: Mapping[str, Any] | None) -> O
 
     Args:
         config: of the evaluation, as run.json has it.
-        training: of the training, likewise; None: unknown.
+        training: of the training, as its run.json has it; None: unknown.
     """
     if "tools" not in config or "pricing" not in config:
         return Offering(None)
