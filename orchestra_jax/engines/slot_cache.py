@@ -265,14 +265,14 @@ def _decode(
     window: int,
     params: Any,
     cache: KVCache,
-    slots: jax.Array,
-    pending: jax.Array,
-    lengths: jax.Array,
-    left: jax.Array,
-    seeds: jax.Array,
-    counters: jax.Array,
-    temperature: jax.Array,
-    stops: jax.Array,
+    slots: jax.Array,  # [R], the place of each row in the cache
+    pending: jax.Array,  # [R], the row's last token, which is not in the cache yet
+    lengths: jax.Array,  # [R], tokens that are
+    left: jax.Array,  # [R], tokens that may still be sampled; 0 for padding
+    seeds: jax.Array,  # [R, 2], halves of the row's 64-bit seed
+    counters: jax.Array,  # [R], tokens sampled before: the n-th draw of a seed is the same in any batch
+    temperature: jax.Array,  # [R]
+    stops: jax.Array,  # [R, MAX_STOP_IDS], ids that end a row; -1 for none
 ) -> tuple[KVCache, jax.Array, jax.Array]:
     """Decode up to `chunk` tokens a row. Returns the cache, tokens [R, chunk] (-1 after a row's end) and log-probs."""
     rows = slots.shape[0]

@@ -136,53 +136,55 @@ class _Counter:
             self.done[name] = total
         return self.done[name]
 
-    def count(self, i: _Instruction, types: Mapping[str, _Instruction], total: _Tally) -> None:
-        operands = [types[name] for name in i.operands if name in types]
-        kind = i.opcode.removesuffix("-start")
+    def count(self, instruction: _Instruction, types: Mapping[str, _Instruction], total: _Tally) -> None:
+        """Add one instruction, and all that the computations it calls do, to `total`."""
+        operands = [types[name] for name in instruction.operands if name in types]
+        kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            size, per_node = self.reach(i)
+            size, per_node = self.reach(instruction)
             taken = sum(operand.size for operand in operands)
             payload = taken * (size if kind == "all-gather" else 1)
             given = payload / (size if kind == "reduce-scatter" else 1)
             share = 1.0 if kind in ("collective-permute", "collective-broadcast") else (size - 1) / size
             wire = payload * share * (2 if kind == "all-reduce" else 1)
             total.add(_Tally(0.0, taken + given, {(kind, size, per_node): np.array([1.0, payload, wire])}))
-        elif i.opcode == "while":
-            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', i.rest)
+        elif instruction.opcode == "while":
+            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', instruction.rest)
             if trips is None:
                 total.uncounted.add("a loop of unknown length")
-            for called in _called(i, "body", "condition"):
+            for called in _called(instruction, "body", "condition"):
                 total.add(self.run(called), float(trips[1]) if trips else 1.0)
-        elif i.opcode == "conditional":
+        elif instruction.opcode == "conditional":
             # Which branch runs is not known here: the costliest.
             branches = [
                 self.run(called)
-                for called in _called(i, "branch_computations", "true_computation", "false_computation")
+                for called in _called(instruction, "branch_computations", "true_computation", "false_computation")
             ]
             total.add(max(branches, key=lambda branch: (branch.flops, branch.bytes)))
-        elif i.opcode in ("call", "async-start"):
-            for called in _called(i, "to_apply", "calls"):
+        elif instruction.opcode in ("call", "async-start"):
+            for called in _called(instruction, "to_apply", "calls"):
                 total.add(self.run(called))
-        elif i.opcode == "fusion":
-            for called in _called(i, "calls"):
+        elif instruction.opcode == "fusion":
+            for called in _called(instruction, "calls"):
                 inside = self.run(called)
                 total.flops += inside.flops  # its inner bytes stay in registers
                 total.uncounted |= inside.uncounted
-                total.bytes += _fusion_bytes(self.computations[called], operands, i)
+                total.bytes += _fusion_bytes(self.computations[called], operands, instruction)
         else:
-            total.flops += _flops(i, operands)
-            if i.opcode == "custom-call" and _is_unknown(i):
-                total.uncounted.add(f"custom call {_target(i)}")
-            total.bytes += _plain_bytes(i, operands)
+            total.flops += _flops(instruction, operands)
+            if instruction.opcode == "custom-call" and _is_unknown(instruction):
+                total.uncounted.add(f"custom call {_target(instruction)}")
+            total.bytes += _plain_bytes(instruction, operands)
 
-    def reach(self, i: _Instruction) -> tuple[int, int]:
+    def reach(self, instruction: _Instruction) -> tuple[int, int]:
         """Return the devices of a collective's largest group, and how many of them share a node at most."""
-        groups = max(_groups(i.rest), key=len, default=[0])
+        groups = max(_groups(instruction.rest), key=len, default=[0])
         nodes = Counter(device // self.devices_per_node for device in groups)
         return len(groups), max(nodes.values())
 
 
 def _computations(text: str) -> dict[str, list[_Instruction]]:
+    """Return the instructions of every computation of a program's text; the program's own is called ENTRY."""
     found: dict[str, list[_Instruction]] = {}
     current: list[_Instruction] | None = None
     for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
@@ -213,14 +215,16 @@ def _closing(text: str, opened: int) -> int:
 
 
 def _shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Return element type and sizes of every array in a type: of one, or of a tuple's members."""
     return [
         (dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", type_)
     ]
 
 
-def _called(i: _Instruction, *keys: str) -> Iterator[str]:
+def _called(instruction: _Instruction, *keys: str) -> Iterator[str]:
+    """Yield the names of the computations that an instruction runs, under these of its attributes."""
     for key in keys:
-        if found := re.search(rf"\b{key}=(\{{[^}}]*\}}|%?[\w.\-]+)", i.rest):
+        if found := re.search(rf"\b{key}=(\{{[^}}]*\}}|%?[\w.\-]+)", instruction.rest):
             yield from re.findall(r"[\w.\-]+", found[1])
 
 
@@ -242,46 +246,51 @@ def _groups(rest: str) -> Iterator[Sequence[int]]:
         yield from ([int(n) for n in re.findall(r"\d+", group)] for group in re.findall(r"\{([\d,]+)", found[1] + "}"))
 
 
-def _target(i: _Instruction) -> str:
-    found = re.search(r'custom_call_target="([^"]+)"', i.rest)
+def _target(instruction: _Instruction) -> str:
+    """Return the name of the library function that a custom call runs."""
+    found = re.search(r'custom_call_target="([^"]+)"', instruction.rest)
     return found[1] if found else "?"
 
 
-def _is_gemm(i: _Instruction) -> bool:
-    return i.opcode == "custom-call" and ("gemm" in _target(i) or "matmul" in _target(i))
+def _is_gemm(instruction: _Instruction) -> bool:
+    """Return whether an instruction hands a matrix product to a library."""
+    return instruction.opcode == "custom-call" and ("gemm" in _target(instruction) or "matmul" in _target(instruction))
 
 
-def _is_unknown(i: _Instruction) -> bool:
+def _is_unknown(instruction: _Instruction) -> bool:
+    """Return whether a custom call may do arithmetic that nothing here can count."""
     # Helpers of XLA whose arithmetic does not count.
     helpers = ("AllocateBuffer", "Sharding", "SPMD", "TopK", "annotate", "Pin", "Unpin", "MoveTo")
-    return not _is_gemm(i) and not any(word in _target(i) for word in helpers)
+    return not _is_gemm(instruction) and not any(word in _target(instruction) for word in helpers)
 
 
-def _flops(i: _Instruction, operands: Sequence[_Instruction]) -> float:
-    if i.opcode == "convolution":
-        window = math.prod(_shapes(operands[1].type)[0][1]) / max(_shapes(i.type)[0][1][-1], 1)
-        return 2.0 * math.prod(_shapes(i.type)[0][1]) * window
-    if i.opcode != "dot" and not _is_gemm(i):
+def _flops(instruction: _Instruction, operands: Sequence[_Instruction]) -> float:
+    """Return the FLOPs of a product or a convolution, two for each multiply-add; 0 for all else."""
+    if instruction.opcode == "convolution":
+        window = math.prod(_shapes(operands[1].type)[0][1]) / max(_shapes(instruction.type)[0][1][-1], 1)
+        return 2.0 * math.prod(_shapes(instruction.type)[0][1]) * window
+    if instruction.opcode != "dot" and not _is_gemm(instruction):
         return 0.0
-    contracted = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', i.rest)
+    contracted = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', instruction.rest)
     lhs = _shapes(operands[0].type)[0][1]
     dims = [int(n) for n in re.findall(r"\d+", contracted[1])] if contracted else [len(lhs) - 1]
-    return 2.0 * math.prod(_shapes(i.type)[0][1]) * math.prod(lhs[d] for d in dims)
+    return 2.0 * math.prod(_shapes(instruction.type)[0][1]) * math.prod(lhs[d] for d in dims)
 
 
-def _plain_bytes(i: _Instruction, operands: Sequence[_Instruction]) -> float:
-    if i.opcode in _FREE:
+def _plain_bytes(instruction: _Instruction, operands: Sequence[_Instruction]) -> float:
+    """Return the bytes that an instruction outside a fusion reads and writes."""
+    if instruction.opcode in _FREE:
         return 0.0
-    if i.opcode in _SLICES:
-        return 2 * i.size
-    if i.opcode == "dynamic-update-slice":
+    if instruction.opcode in _SLICES:
+        return 2 * instruction.size
+    if instruction.opcode == "dynamic-update-slice":
         return 2 * operands[1].size
-    if i.opcode == "scatter":
+    if instruction.opcode == "scatter":
         return sum(operand.size for operand in operands[1:]) + 2 * operands[-1].size  # reads and writes these rows
-    return i.size + sum(operand.size for operand in operands)
+    return instruction.size + sum(operand.size for operand in operands)
 
 
-def _fusion_bytes(inside: Sequence[_Instruction], operands: Sequence[_Instruction], i: _Instruction) -> float:
+def _fusion_bytes(inside: Sequence[_Instruction], operands: Sequence[_Instruction], fusion: _Instruction) -> float:
     """Return the bytes of a fusion; an array that it only slices or updates in place counts with that part."""
     by_name = {instruction.name: instruction for instruction in inside}
     users: dict[str, list[_Instruction]] = {}
@@ -317,4 +326,4 @@ def _fusion_bytes(inside: Sequence[_Instruction], operands: Sequence[_Instructio
     root = next(instruction.name for instruction in inside if instruction.root)
     parameters = [p for p in inside if p.opcode == "parameter"]
     sizes = sum(min(p.size, read(p.name)) for p in parameters)
-    return sizes + min(i.size, written(root))
+    return sizes + min(fusion.size, written(root))

@@ -238,8 +238,9 @@ class Plan:
         """Collectives of one device in a whole training step."""
         total: dict[tuple[str, int, int], np.ndarray] = {}
         for name, times in (("gradients", self.job.micro_batches), ("update", self.updates)):
-            for c in self.programs[name].cost.collectives:
-                key, sums = (c.kind, c.devices, c.per_node), np.array([c.count, c.bytes, c.wire_bytes])
+            for each in self.programs[name].cost.collectives:
+                key = (each.kind, each.devices, each.per_node)
+                sums = np.array([each.count, each.bytes, each.wire_bytes])
                 total[key] = total.get(key, 0.0) + times * sums
         return [Collective(*key, *total[key].tolist()) for key in sorted(total)]
 
@@ -254,15 +255,15 @@ class Plan:
         return {
             "compute": self.job.model_flops / self.job.devices / (rate * self.mfu),
             "memory": self.per_step("bytes") / self.gpu.bandwidth,
-            "links": sum(c.wire_bytes / self.rate(c) for c in self.collectives),
+            "links": sum(each.wire_bytes / self.rate(each) for each in self.collectives),
         }
 
-    def rate(self, c: Collective) -> float:
+    def rate(self, collective: Collective) -> float:
         """Return the bytes/s that a device sends in a collective: its link's, or its share of the node's adapters."""
-        if c.per_node == c.devices:
+        if collective.per_node == collective.devices:
             return self.gpu.link
         # NCCL runs one ring over each adapter, so a group's members in a node share all of theirs.
-        return min(self.gpu.link, c.per_node * self.gpu.network)
+        return min(self.gpu.link, collective.per_node * self.gpu.network)
 
 
 def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:

@@ -257,11 +257,11 @@ def _work(plan: Plan) -> Table:
 def _collectives(plan: Plan) -> Table:
     columns = ("collective", "GPUs", "of a node", "runs", "arrays", "sent", "at", "seconds")
     table = Table(*columns, title="Collectives of a training step, one device", title_justify="left", min_width=60)
-    for c in plan.collectives:
-        rate = plan.rate(c)
-        sizes = (_si(c.bytes, "B"), _si(c.wire_bytes, "B"), _si(rate, "B/s"))
-        seconds = f"{c.wire_bytes / rate:.2f}"
-        table.add_row(c.kind, str(c.devices), str(c.per_node), f"{c.count:,.0f}", *sizes, seconds)
+    for each in plan.collectives:
+        rate = plan.rate(each)
+        sizes = (_si(each.bytes, "B"), _si(each.wire_bytes, "B"), _si(rate, "B/s"))
+        seconds = f"{each.wire_bytes / rate:.2f}"
+        table.add_row(each.kind, str(each.devices), str(each.per_node), f"{each.count:,.0f}", *sizes, seconds)
     return table
 
 

@@ -116,7 +116,7 @@ def provider() -> Any:
     from inspect_ai.model import GenerateConfig, ModelAPI, ModelOutput
 
     class OrchestraAPI(ModelAPI):
-        """See the module."""
+        """A policy of ours as a model of Inspect: it samples with Inspect's messages, tools and limits."""
 
         def __init__(
             self,
