@@ -67,6 +67,7 @@ def problem(key: str, name: str, kind: Kind, files: tuple[str, ...] | None = Non
 
 @cache
 def _fetched(name: str, kind: Kind, files: tuple[str, ...] | None) -> Path:
+    """Return the local copy of a model or data set of the hub, loaded once a process; each failure has its fix."""
     from huggingface_hub import errors, snapshot_download
 
     found = _ID.fullmatch(name)

@@ -333,6 +333,7 @@ def _last(count: int, layers: int) -> list[int] | None:
 
 
 def _read_config(path: Path, layers: int) -> LoRA:
+    """Read adapter_config.json of PEFT; refuse what our adapters cannot express."""
     try:
         values = json.loads(path.read_text())
         rank, alpha, targets = values["r"], values["lora_alpha"], values["target_modules"]

@@ -141,6 +141,7 @@ class PaidCalls:
     async def _requests(
         self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send, budget: Budget
     ) -> Recorded:
+        """Send a request until an answer can be recorded, as often as allowed. The usage has every charged try."""
         self._prepare()
         charged = list[Usage]()
         for attempt in itertools.count():

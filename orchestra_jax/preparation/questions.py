@@ -63,6 +63,7 @@ def frames(source: Path, folder: Path, wanted: Wanted) -> Made:
 def _plain(
     source: Path, folder: Path, wanted: Wanted, kind: str, columns: tuple[str, ...], picture: str | None = None
 ) -> Made:
+    """Write the rows of a benchmark as they are, but for those with a picture and those that are no question."""
     made, aside, kept = Made(), dict[str, str](), 0
     read = (*columns, picture) if picture else columns
     with (folder / f"{kind}.jsonl").open("w", encoding="utf-8") as out:

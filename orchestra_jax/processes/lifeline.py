@@ -78,6 +78,7 @@ class Lifeline:
                 peer.sendall(what)
 
     def _watch(self) -> None:
+        """Tell the others every few seconds that this process lives, and hear which are gone, done, or late."""
         heard = dict.fromkeys(self._peers, time.monotonic())
         staying = dict(self._peers)  # without those that said farewell
         while staying and not self._closing:

@@ -86,6 +86,7 @@ def pack_shared(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[
 
 
 def _packed(sequences: Sequence[TokenSequence], rows: Sequence[Sequence[Family]], shapes: PackShapes) -> MicroBatch:
+    """Return the micro-batch of some rows, each a list of families: what a family begins with is laid out once."""
     lengths = [len(sequence.tokens) for sequence in sequences]
     found = sum(sum(sequences[number].sampled) for row in rows for family in row for number, _ in family.members)
     in_pieces = [_pieces(row, lengths, shapes) for row in rows]

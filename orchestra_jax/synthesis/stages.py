@@ -113,6 +113,7 @@ class Stages:
         return found
 
     async def _work(self, name: str, items: Sequence[Item], work: Work[Item]) -> StageResult:
+        """Work on all items side by side, and gather their rows in the order of the items."""
         self._cast.tally = tally = Tally()
         outs, finished = [StageOut() for _ in items], 0
         self._show(name, 0, len(items))

@@ -64,6 +64,7 @@ def synthesize(cfg: WorldConfig, settings: SynthesisConfig) -> bool:
 
 
 async def _run(cfg: WorldConfig, settings: SynthesisConfig, folder: Path, money: RunBudget) -> tuple[str, bool]:
+    """Return what is printed at the end, and whether something was made."""
     make: Make = {SynthesisTarget.world: make_world, SynthesisTarget.preferences: wordings.make}[settings.make]
     try:
         replay = Replay(cfg.replay.path, cfg.replay.mode)

@@ -89,6 +89,7 @@ class _Reader:
         return found
 
     def _read(self, node: Any, place: tuple[str, ...], way: tuple[str, ...]) -> _Part:
+        """Return one schema with its known keywords alone; those inside it and its reference are read in turn."""
         if isinstance(node, bool):
             return _Part(node, 1, 1)
         if not isinstance(node, dict):

@@ -249,6 +249,11 @@ def _is_reference(each: Any) -> bool:
 
 
 def _task(row: Mapping[str, Any]) -> TaskRow:
+    """Return a task of a world's folder.
+
+    Raises:
+        ValueError, LookupError, TypeError: the row is no task.
+    """
     turns = tuple(
         Exchange(
             turn["user"],

@@ -135,6 +135,7 @@ def scenarios(domain: str, source: str, original: str | None = None) -> list[Tau
 
 
 def _scenario(domain: str, source: str, split: str, row: Mapping[str, Any], kind: Any) -> Tau2Scenario:
+    """Return one of the authors' tasks in our form; `kind` is their class of a user's situation."""
     asked, told = row["evaluation_criteria"], row["user_scenario"]
     return Tau2Scenario(
         id=f"{domain}-{row['id']}",

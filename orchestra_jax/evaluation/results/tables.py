@@ -60,6 +60,7 @@ def _named_by_offer(found: Sequence[Measured]) -> list[Measured]:
 
 
 def _figures(label: str, found: Sequence[Measured]) -> TextTable:
+    """Return a row of figures for each policy, and the published ones of the same benchmark below."""
     rows = []
     for one in found:
         items = one.all_items

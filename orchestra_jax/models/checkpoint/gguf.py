@@ -75,6 +75,7 @@ def convert(source: Path, folder: Path, *, dtype: str = "float32", overwrite: bo
 
 
 def _config(fields: dict[str, Any], *, tied: bool) -> LlamaConfig:
+    """Return the architecture that a GGUF file's fields tell. `tied`: its head is the embedding."""
     kind = fields.get("general.architecture")
     if kind != "llama":
         raise ValueError(f"A GGUF file of architecture {kind!r} is not supported; give one of 'llama'.")

@@ -125,16 +125,14 @@ class Connection:
             self._opened.cancel()
 
     async def _client(self, stack: contextlib.AsyncExitStack) -> "Client":
+        """Return a client of the server: one at an address, or one that is started here as a program."""
         import httpx2
         from mcp import Client, StdioServerParameters, stdio_client
         from mcp.client.streamable_http import streamable_http_client
 
         settings = self._settings
-        for name in (
-            "mcp",
-            "httpx2",
-            "client",
-        ):  # what they say of every request and failure, we say in a sentence where needed
+        # What they say of every request and failure, we say in a sentence where needed.
+        for name in ("mcp", "httpx2", "client"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         values = {name: os.environ[name] for name in settings.variables if name in os.environ}
         if settings.url:

@@ -136,6 +136,7 @@ class _SnippetRunner:
             kernel.remove_workspace()
 
     def _child(self, code: int, output: int) -> None:
+        """Run the snippet in the file `code` in a process of its own, which is confined first. Never returns."""
         exit_code = 1
         try:
             os.setsid()

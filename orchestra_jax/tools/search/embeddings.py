@@ -108,6 +108,7 @@ class EndpointEmbedder:
         await self._client.close()
 
     async def _request(self, batch: list[str]) -> Vectors:
+        """Return the vectors of one request's texts, each of length one."""
         body = {"model": self._model, "input": batch, "encoding_format": "float"}
         answer = await self._client.post("/embeddings", body)
         try:

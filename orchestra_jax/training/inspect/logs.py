@@ -66,6 +66,7 @@ def _by_step(groups: Iterable[StoredGroup]) -> Iterator[tuple[int, list[StoredGr
 
 
 def _log(step: int, name: str, samples: Sequence["EvalSample"]) -> Any:
+    """Return a step's samples as a log of Inspect, with the means of those without an error."""
     from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalMetric, EvalResults, EvalScore, EvalSpec, EvalStats
     from inspect_ai.viewer import ViewerConfig
 

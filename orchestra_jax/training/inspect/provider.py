@@ -164,6 +164,7 @@ def provider() -> Any:
 
 
 def _output(model: str, found: Sampled) -> Any:
+    """Return what Inspect expects of a model: message, calls, why it ended, and tokens. Unreadable calls stay text."""
     from inspect_ai.model import ChatCompletionChoice, ChatMessageAssistant, ModelOutput, ModelUsage
     from inspect_ai.tool import ToolCall
 
