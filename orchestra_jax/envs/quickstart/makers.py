@@ -1,7 +1,7 @@
 """The quickstart's world with tools of many makers: a line of the menu says what its tool does, and its name nothing.
 
 Some tools stand on training menus under the names of makers, drawn anew for each menu. Demonstrations read lines of the
-menu aloud, with the word for what the tool does. So a policy can use tools that no training menu had.
+menu aloud, with the word for what the tool does. It is for policies that shall use tools that no training menu had.
 """
 
 from collections.abc import Mapping, Sequence
