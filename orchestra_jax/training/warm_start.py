@@ -85,14 +85,22 @@ def _sample(trainer: Trainer, demonstrations: Demonstrations) -> list[Trajectory
 
 
 async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[TokenSequence]:
-    """Return the rows of all demonstrations. Each process plays its share."""
+    """Return the rows of all demonstrations. Each process plays its share.
+
+    Of demonstrations of one prompt the first is whole. The others teach how else to begin, and end with their first
+    turn: what follows a result is learned soon, and costs as much to read as the beginning.
+    """
 
     async def play() -> list[list[TokenSequence]]:
-        mine, most = trainer.processes.mine(demonstrations.tasks), trainer.cfg.rollout.limits.max_new_tokens
+        numbers, limits = trainer.processes.mine(range(len(demonstrations.tasks))), trainer.cfg.rollout.limits
         script, think, rows = demonstrations.script, demonstrations.think, list[list[TokenSequence]]()
-        for k in range(0, len(mine), _AT_A_TIME):
-            played = await trainer.collector.play(script, mine[k : k + _AT_A_TIME], think, budget=trainer.money.run)
-            rows += [demonstration_rows([demonstration], most) for demonstration in played]
+        for k in range(0, len(numbers), _AT_A_TIME):
+            some = numbers[k : k + _AT_A_TIME]
+            tasks = [demonstrations.tasks[number] for number in some]
+            played = await trainer.collector.play(script, tasks, think, budget=trainer.money.run)
+            for number, demonstration in zip(some, played, strict=True):
+                found = demonstration_rows([demonstration], limits.max_new_tokens)
+                rows.append(found if number % demonstrations.of_a_prompt == 0 else [first_turn(found[0])])
         return rows
 
     return [row for rows in await trainer.processes.merged(play()) for row in rows]
@@ -117,6 +125,13 @@ def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int
                 f"sample {max_new_tokens}: set rollout.limits.max_new_tokens={longest} or more."
             )
     return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
+
+
+def first_turn(row: TokenSequence) -> TokenSequence:
+    """Return the row without what follows its first run of sampled tokens."""
+    begin = row.sampled.index(True)
+    end = next((k for k in range(begin, len(row.sampled)) if not row.sampled[k]), len(row.sampled))
+    return replace(row, tokens=row.tokens[:end], sampled=row.sampled[:end], logprobs=row.logprobs[:end])
 
 
 def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int, each: int = 1) -> Cut:

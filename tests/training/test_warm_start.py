@@ -20,6 +20,7 @@ from orchestra_jax.training.warm_start import (
     copy_accuracy,
     demonstration_rows,
     demonstration_shapes,
+    first_turn,
     supervised_batches,
 )
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, Trajectory, Turn
@@ -74,6 +75,14 @@ def test_demonstrations_of_one_prompt_share_it():
     batches = _cutter(trainer, rows, 1, each=2)([rows[k : k + 2] for k in range(0, 12, 2)])
     assert sorted(int(n) for batch in batches for n in np.asarray(batch.prefix)[:, 0] if n) == [1, 2, 3, 4, 5, 6]
     assert sum(batch.num_tokens for batch in batches) == 24
+
+
+def test_later_demonstrations_of_a_prompt_end_with_their_first_turn():
+    tokens, sampled = (1, 2, 3, 4, 5, 6, 7), (False, False, True, True, False, True, True)
+    whole = TokenSequence(tokens, sampled, (0.0,) * 7, prefix=1, advantage=1.0)
+    cut = first_turn(whole)
+    assert (cut.tokens, cut.sampled, cut.logprobs) == ((1, 2, 3, 4), (False, False, True, True), (0.0,) * 4)
+    assert first_turn(cut) == cut
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,21 +11,46 @@ from orchestra_jax.envs.recorded.offer import PYTHON, code_of
 from orchestra_jax.envs.recorded.table import Evidence
 from orchestra_jax.types import Task
 
-OF_A_PROMPT = 4  # demonstrations, spread evenly over what may come first: a distribution is learned, a prompt read once
-_TENFOLD = {"accuracy": 0.02, "none": 0.08, "low_cost": 0.2}  # share of right answers that a tenfold price counts for
+OF_A_PROMPT = 2  # demonstrations, spread evenly over what may come first: a distribution is learned, a prompt read once
+# Share of right answers that the usual price of a call counts for; others count by the root of their price, as in the
+# reward (reward.cost_power): dear models are far from the best then, and none is so near that luck decides.
+_USUAL_PRICE = {"accuracy": 0.015, "none": 0.045, "low_cost": 0.4}
 _SLOW = 0.2  # share of right answers that ten times the seconds count for, where users are in a hurry
 _EVEN = 0.007  # share of right answers by which a model that comes first e times as often is better
 _SANDBOX_FIRST = 0.9
-_LEAST_USD = 1e-7  # a free model counts as this cheap
+_SPREAD = 0.3  # standard deviation of the log-odds of drawn shares, of a model and of each kind of question
 _LEAST_SECONDS = 0.1
 
 
+def drawn(evidence: Mapping[str, Evidence], seed: int) -> dict[str, Evidence]:
+    """Return evidence with other shares of right answers, drawn around the true ones.
+
+    Menus of demonstrations show it. With a few models whose figures never change, a policy would learn which figures
+    belong to the best models; it would not learn to read those of other models.
+    """
+    rng = np.random.default_rng(seed)
+
+    def another(known: Evidence) -> Evidence:
+        as_a_whole = _SPREAD * rng.normal()
+        others = [_moved(share, as_a_whole + _SPREAD * rng.normal()) for share in known.by_family.values()]
+        shares = dict(zip(known.by_family, others, strict=True))
+        return replace(known, accuracy=_moved(known.accuracy, as_a_whole), by_family=shares)
+
+    return {model: another(known) for model, known in evidence.items()}
+
+
+def _moved(share: float, by: float) -> float:
+    """Return a share with its log-odds moved."""
+    inside = min(max(share, 0.02), 0.98)
+    return 1 / (1 + math.exp(-math.log(inside / (1 - inside)) - by))
+
+
 def tools_shown(
-    task: Task, experts: Sequence[PricedExpert], evidence: Mapping[str, Evidence], place: float
+    task: Task, experts: Sequence[PricedExpert], evidence: Mapping[str, Evidence], usual_usd: float, place: float
 ) -> list[str]:
     """Return the tools in the order in which a demonstration calls them.
 
-    A model is worth its share of right answers for this kind of question, less what its price (`_TENFOLD`), or for
+    A model is worth its share of right answers for this kind of question, less what its price (`_USUAL_PRICE`), or for
     users in a hurry its seconds (`_SLOW`), count for under the wish. A model's own line tells that, so that a small
     policy can find the best line without comparing one with another. The first call is drawn by the softmax of that
     worth: a policy learns more from how good the near rivals of the best model are than from the best one alone. Under
@@ -33,6 +59,8 @@ def tools_shown(
     If there is code to run, the sandbox comes first in a share of `_SANDBOX_FIRST`.
 
     Args:
+        evidence: what the menu shows.
+        usual_usd: mean dollars of a call of the middle one of all models; 0 where all are free.
         place: where in the distribution of first calls this demonstration lies, from 0 to 1.
     """
     wish = task.preference.name
@@ -40,8 +68,9 @@ def tools_shown(
     def worth(model: PricedExpert) -> float:
         if wish == "fast":
             return evidence[model.name].share(task.family) - _SLOW * math.log10(max(model.seconds, _LEAST_SECONDS))
-        if wish in _TENFOLD:
-            return evidence[model.name].share(task.family) - _TENFOLD[wish] * math.log10(max(model.usd, _LEAST_USD))
+        if wish in _USUAL_PRICE:
+            price = math.sqrt(model.usd / usual_usd) if usual_usd else 0.0
+            return evidence[model.name].share(task.family) - _USUAL_PRICE[wish] * price
         return 0.0
 
     worths = np.array([worth(model) for model in experts])

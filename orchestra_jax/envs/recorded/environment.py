@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from statistics import median
 
 import numpy as np
 
@@ -26,13 +27,13 @@ from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.demonstrated import OF_A_PROMPT, tools_shown
+from orchestra_jax.envs.recorded.demonstrated import OF_A_PROMPT, drawn, tools_shown
 from orchestra_jax.envs.recorded.duration import duration
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, cut, legend, mean_cost, menu
 from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
 from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.scoring import RecordedEpisode, marks, references, refuted
-from orchestra_jax.envs.recorded.table import SPLITS, Recording, evidence_of, read_answer, with_latencies
+from orchestra_jax.envs.recorded.table import SPLITS, Evidence, Recording, evidence_of, read_answer, with_latencies
 from orchestra_jax.envs.recorded.tables import NEW, read_table, with_new_questions
 from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish, wish_of
 from orchestra_jax.money.budgets import Budget
@@ -109,7 +110,7 @@ class RecordedEnvironment(Environment):
             )
         self._repeated = [n for n in self._trained for _ in range(repeats.get(questions[n].family, 1))]
         ids, count = self._trained, cfg.warm_start.demonstrations
-        posed = [self._pose_train(ids[k % len(ids)], rng)[0] for k in range(math.ceil(count / OF_A_PROMPT))]
+        posed = [self._pose_shown(ids[k % len(ids)], rng) for k in range(math.ceil(count / OF_A_PROMPT))]
         self._demonstrated = [
             replace(task, id=f"demonstration {OF_A_PROMPT * k + n}", extra={**task.extra, "place": float(place)})
             for k, task in enumerate(posed)
@@ -269,10 +270,10 @@ class RecordedEnvironment(Environment):
     def _offers(self, training: Recording, seen: list[str], unseen: list[str]) -> dict[str, Catalogue]:
         """Return the catalogues of training, evaluation and the two benchmarks of unseen models and prices."""
         cfg, name = self._cfg, self._options["unseen_prices"]
-        drawn, spread = price_book(cfg), cfg.pricing.randomise
-        print(cost_note(self.recording, drawn.base), flush=True)
-        base = with_latencies(drawn.base, training)
-        lists = [with_latencies(prices, training) for prices in drawn.lists]
+        book, spread = price_book(cfg), cfg.pricing.randomise
+        print(cost_note(self.recording, book.base), flush=True)
+        base = with_latencies(book.base, training)
+        lists = [with_latencies(prices, training) for prices in book.lists]
         books = {TRAIN: (PriceBook(base, lists, spread.low, spread.high), seen), EVAL: (PriceBook(base), seen)}
         if unseen:
             books[UNSEEN] = PriceBook(base), unseen
@@ -288,6 +289,7 @@ class RecordedEnvironment(Environment):
         for book, models in books.values():
             for file, table in tables:
                 refuse_missing_costs(table, book.base, models, file)
+        self._usual_usd = median(mean_cost(model, self.evidence[model], base) for model in seen)
         full, ends = self._options["observation"] == "full", [relay_entry()] if cfg.tools.relay else []
         return {
             offer: Catalogue(
@@ -308,11 +310,11 @@ class RecordedEnvironment(Environment):
         seed = instance_seed(self._cfg.evaluation.seed, name, 0)
         return self._instance(offer, seed), np.random.default_rng(seed)
 
-    def _instance(self, offer: str, seed: int) -> Instance:
+    def _instance(self, offer: str, seed: int, evidence: Mapping[str, Evidence] | None = None) -> Instance:
         catalogue = self._catalogues[offer]
-        drawn = catalogue.instance(seed)
-        prices = catalogue.book.prices(PriceDraw(**drawn.record["prices"]))
-        return replace(drawn, tools=menu(drawn, catalogue.entries, self.evidence, prices))
+        offered = catalogue.instance(seed)
+        prices = catalogue.book.prices(PriceDraw(**offered.record["prices"]))
+        return replace(offered, tools=menu(offered, catalogue.entries, evidence or self.evidence, prices))
 
     def _wish(self, tools: Sequence[ToolSpec], rng: np.random.Generator, split: str, asked: bool) -> Preference:
         wishes = self._options["wishes"]
@@ -320,11 +322,19 @@ class RecordedEnvironment(Environment):
             return make_wish(NONE, wishes, tools, "")
         return self._preference(tools, rng, split) if wishes is None else draw_wish(wishes, tools, rng, split)
 
-    def _pose_train(self, name: str, rng: np.random.Generator) -> list[Task]:
+    def _pose_shown(self, name: str, rng: np.random.Generator) -> Task:
+        """Return the question for demonstrations; its menu shows drawn evidence."""
+        seed = int(rng.integers(2**32))
+        task = self._pose_train(name, rng, drawn(self.evidence, seed))[0]
+        return replace(task, extra={**task.extra, "evidence": seed})
+
+    def _pose_train(
+        self, name: str, rng: np.random.Generator, evidence: Mapping[str, Evidence] | None = None
+    ) -> list[Task]:
         """Return the question under data.preferences_per_question different wishes, with one menu and its prices."""
         cfg, wishes = self._cfg, self._options["wishes"]
         # The place in the stream draws too, so that another epoch offers other tools and prices.
-        instance = self._instance(TRAIN, instance_seed(cfg.seed, name, int(rng.integers(2**32))))
+        instance = self._instance(TRAIN, instance_seed(cfg.seed, name, int(rng.integers(2**32))), evidence)
         count = cfg.data.preferences_per_question
         if count == 1:
             preferences = [self._wish(instance.tools, rng, "train", cfg.data.preferences)]
@@ -352,7 +362,8 @@ class RecordedEnvironment(Environment):
         if results and (len(results) >= most or self._said(results[-1]) is not None):
             relays = self._cfg.tools.relay and can_relay(results[-1])
             return ToolCall(RELAY.name, {}) if relays else self._answer_from(results)
-        names = tools_shown(task, self.experts(task), self.evidence, task.extra["place"])
+        evidence = drawn(self.evidence, task.extra["evidence"])
+        names = tools_shown(task, self.experts(task), evidence, self._usual_usd, task.extra["place"])
         return ToolCall(names[len(results) % len(names)], {})
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:

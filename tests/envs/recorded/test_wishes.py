@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.demonstrated import tools_shown
+from orchestra_jax.envs.recorded.demonstrated import drawn, tools_shown
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
+from orchestra_jax.envs.recorded.offer import mean_cost
 from orchestra_jax.envs.recorded.table import Evidence
 from orchestra_jax.envs.recorded.wishes import KINDS, wishes_problem, wordings_of
 from orchestra_jax.synthesis.near import Seen
@@ -88,16 +90,18 @@ def test_long_questions_are_evaluated_on_and_not_trained_on(tmp_path: Path):
 
 def test_most_demonstrations_first_call_what_is_worth_most_to_the_user(environment: RecordedEnvironment):
     script, shown, chance = environment.demonstrations().script, dict[str, list[bool]](), dict[str, list[float]]()
-    rng = np.random.default_rng(0)
+    rng, prices = np.random.default_rng(0), environment._catalogues["train"].book.base
+    usual = np.median([mean_cost(model, environment.evidence[model], prices) for model in environment.recording.models])
+    evidence = drawn(environment.evidence, 3)
     for posed in next(environment.train_tasks(800)):
-        task = replace(posed, extra={**posed.extra, "place": rng.random()})
+        task = replace(posed, extra={**posed.extra, "place": rng.random(), "evidence": 3})
         priced, kind = environment.experts(task), task.preference.name
-        share = {each.name: environment.evidence[each.name].share(task.family) for each in priced}
+        share = {each.name: evidence[each.name].share(task.family) for each in priced}
         if kind == "fast":
             worth = {each.call.name: share[each.name] - 0.2 * math.log10(each.seconds) for each in priced}
         else:
-            tenfold = {"accuracy": 0.02, "none": 0.08, "low_cost": 0.2}[kind]
-            worth = {each.call.name: share[each.name] - tenfold * math.log10(each.usd) for each in priced}
+            counts = {"accuracy": 0.015, "none": 0.045, "low_cost": 0.4}[kind]
+            worth = {each.call.name: share[each.name] - counts * math.sqrt(each.usd / usual) for each in priced}
         good = [name for name in worth if worth[name] > max(worth.values()) - 0.02]
         shown.setdefault(kind, []).append(script(task, []).name in good)
         chance.setdefault(kind, []).append(len(good) / len(priced))
@@ -122,15 +126,35 @@ def test_questions_of_a_kind_come_more_often_in_training(tmp_path: Path):
         RecordedEnvironment(config(table, python=False, repeats={"code": 0}))
 
 
+def test_menus_of_demonstrations_show_shares_of_their_own_and_others_the_true_ones(environment: RecordedEnvironment):
+    true = {evidence.description for evidence in environment.evidence.values()}
+
+    def shown(tasks: Sequence[Task]) -> list[str]:
+        models = [spec for task in tasks for spec in task.tools if "$" in spec.description]
+        return [spec.description.split(" $")[0] for spec in models]
+
+    assert set(shown(next(environment.train_tasks(40)))) <= true
+    assert set(shown(environment.held_out(10))) <= true
+    demonstrated = environment.demonstrations()
+    assert set(shown(demonstrated.gate)) <= true
+    task = demonstrated.tasks[0]
+    described = {each.description for each in drawn(environment.evidence, task.extra["evidence"]).values()}
+    assert set(shown([task])) <= described
+    assert not described & true
+    others = [drawn(environment.evidence, seed) for seed in range(300)]
+    for model, known in environment.evidence.items():
+        assert np.mean([each[model].accuracy for each in others]) == pytest.approx(known.accuracy, abs=0.03)
+
+
 def test_a_model_that_is_better_by_a_step_is_shown_e_times_as_often():
     evidence = {"good": Evidence(0.507, {}, 1, 1), "near": Evidence(0.5, {}, 1, 1), "dear": Evidence(0.5, {}, 1, 1)}
     offered = [
         PricedExpert(name, ToolCall(name.upper(), {}), usd, 1.0)
-        for name, usd in (("good", 0.001), ("near", 0.001), ("dear", 0.1))
+        for name, usd in (("good", 0.001), ("near", 0.001), ("dear", 0.004))
     ]
     task = Task(id="t", question="How much?", answer="1", tools=(), preference=Preference("low_cost", ""))
     places = (np.arange(1000) + 0.5) / 1000
-    shown = [tools_shown(task, offered, evidence, place) for place in places]
+    shown = [tools_shown(task, offered, evidence, 0.001, place) for place in places]
     assert all(sorted(names) == ["DEAR", "GOOD", "NEAR"] for names in shown)
-    # A hundredfold price counts for 40 points of right answers under this wish.
+    # The usual price counts for 40 points of right answers under this wish, and four times as much for 80.
     assert Counter(names[0] for names in shown) == {"GOOD": 731, "NEAR": 269}
