@@ -112,8 +112,8 @@ def policy_objective(
 def supervised_objective(
     logprobs: Float[Array, "N L"], batch: MicroBatch, normalisers: Normalisers
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return a micro-batch's part of the mean negative log-likelihood, and its metrics."""
-    loss = -(logprobs * batch.mask).sum() / normalisers.policy
+    """Return a micro-batch's part of the mean negative log-likelihood, and its metrics; advantages are weights."""
+    loss = -(logprobs * batch.mask * batch.advantages[:, None]).sum() / normalisers.policy
     return loss, {"loss": loss}
 
 

@@ -1,7 +1,7 @@
 """Warm start: supervised fine-tuning on scripted demonstrations until the policy copies well, as measured."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import most_packed, policy_batches
 from orchestra_jax.rollout.collector import share_all
+from orchestra_jax.rollout.speakers import script_ids
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import ToolResult, Trajectory
@@ -45,14 +46,15 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         )
     with ProgressBar(settings.steps, phase="warm start", start=state.step, every=50) as progress:
         progress.print(f"Making {settings.demonstrations} demonstrations ...")
-        rows = trainer.loop.run(_all_rows(trainer, demonstrations))
-        each = demonstrations.of_a_prompt  # these stay together, so that the update reads their prompt once
-        cut = _cutter(trainer, rows, learner.shards, each)
-        prompts = [rows[k : k + each] for k in range(0, len(rows), each)]
+        prompts = trainer.loop.run(_by_prompt(trainer, demonstrations))
+        rows = [*chain(*prompts)]
+        cut = _cutter(trainer, rows, learner.shards, each=round(len(rows) / len(prompts)))
         if settings.growing_steps:
             prompts.sort(key=lambda rows: len(rows[0].tokens))
-        count, growing = max(1, settings.batch_size // each), settings.growing_steps
-        batches = supervised_batches(prompts, count, cut, cfg.seed, state.step, trainer.processes, growing)
+        growing = settings.growing_steps
+        batches = supervised_batches(
+            prompts, settings.batch_size, cut, cfg.seed, state.step, trainer.processes, growing
+        )
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
             trainer.free_gpus()
@@ -84,26 +86,45 @@ def _sample(trainer: Trainer, demonstrations: Demonstrations) -> list[Trajectory
     return trainer.loop.run(share_all(processes, sampling))
 
 
-async def _all_rows(trainer: Trainer, demonstrations: Demonstrations) -> list[TokenSequence]:
-    """Return the rows of all demonstrations. Each process plays its share.
+async def _by_prompt(trainer: Trainer, demonstrations: Demonstrations) -> list[list[TokenSequence]]:
+    """Return the rows of all demonstrations, those of one prompt together. Each process plays its share."""
+    begins, chat, most = demonstrations.beginnings, trainer.collector.chat, trainer.cfg.rollout.limits.max_new_tokens
 
-    Of demonstrations of one prompt the first is whole. The others teach how else to begin, and end with their first
-    turn: what follows a result is learned soon, and costs as much to read as the beginning.
+    def rows(played: Trajectory) -> list[list[TokenSequence]]:
+        found = demonstration_rows([played], most)
+        if begins is None or chat is None:
+            return [[row] for row in found]
+        return [with_beginnings(found[0], {script_ids(chat, call): share for call, share in begins(played.task)})]
+
+    async def play() -> list[list[list[TokenSequence]]]:
+        mine, found = trainer.processes.mine(demonstrations.tasks), list[list[list[TokenSequence]]]()
+        script, think = demonstrations.script, demonstrations.think
+        for k in range(0, len(mine), _AT_A_TIME):
+            some = mine[k : k + _AT_A_TIME]
+            found += map(rows, await trainer.collector.play(script, some, think, budget=trainer.money.run))
+        return found
+
+    return [*chain(*await trainer.processes.merged(play()))]
+
+
+def with_beginnings(whole: TokenSequence, beginnings: Mapping[tuple[int, ...], float]) -> list[TokenSequence]:
+    """Return a demonstration, and rows that end with each other first turn that it may have; its share is its weight.
+
+    What follows the result of a call is the same for all calls, and costs as much to read as the call: it is learned
+    from whole demonstrations alone.
+
+    Args:
+        beginnings: shares by the tokens of a first turn.
     """
-
-    async def play() -> list[list[TokenSequence]]:
-        numbers, limits = trainer.processes.mine(range(len(demonstrations.tasks))), trainer.cfg.rollout.limits
-        script, think, rows = demonstrations.script, demonstrations.think, list[list[TokenSequence]]()
-        for k in range(0, len(numbers), _AT_A_TIME):
-            some = numbers[k : k + _AT_A_TIME]
-            tasks = [demonstrations.tasks[number] for number in some]
-            played = await trainer.collector.play(script, tasks, think, budget=trainer.money.run)
-            for number, demonstration in zip(some, played, strict=True):
-                found = demonstration_rows([demonstration], limits.max_new_tokens)
-                rows.append(found if number % demonstrations.of_a_prompt == 0 else [first_turn(found[0])])
-        return rows
-
-    return [row for rows in await trainer.processes.merged(play()) for row in rows]
+    begin = whole.sampled.index(True)
+    rows = list[TokenSequence]()
+    for turn, share in beginnings.items():
+        if whole.tokens[begin : begin + len(turn)] == turn:
+            rows.insert(0, replace(whole, advantage=share))
+        else:
+            sampled, logprobs = (False,) * begin + (True,) * len(turn), (0.0,) * (begin + len(turn))
+            rows.append(TokenSequence((*whole.tokens[:begin], *turn), sampled, logprobs, whole.prefix, share))
+    return rows
 
 
 def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int) -> list[TokenSequence]:
@@ -125,13 +146,6 @@ def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int
                 f"sample {max_new_tokens}: set rollout.limits.max_new_tokens={longest} or more."
             )
     return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
-
-
-def first_turn(row: TokenSequence) -> TokenSequence:
-    """Return the row without what follows its first run of sampled tokens."""
-    begin = row.sampled.index(True)
-    end = next((k for k in range(begin, len(row.sampled)) if not row.sampled[k]), len(row.sampled))
-    return replace(row, tokens=row.tokens[:end], sampled=row.sampled[:end], logprobs=row.logprobs[:end])
 
 
 def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int, each: int = 1) -> Cut:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import chex
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +13,8 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.envs.base import Demonstrations
 from orchestra_jax.envs.quickstart.demonstrations import BASELINES, answer_from, reads_menu, reference_call
 from orchestra_jax.envs.quickstart.facts import CATALOGUE
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.objectives import Normalisers, supervised_objective
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.training.warm_start import (
@@ -20,8 +22,8 @@ from orchestra_jax.training.warm_start import (
     copy_accuracy,
     demonstration_rows,
     demonstration_shapes,
-    first_turn,
     supervised_batches,
+    with_beginnings,
 )
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, Trajectory, Turn
 
@@ -77,12 +79,25 @@ def test_demonstrations_of_one_prompt_share_it():
     assert sum(batch.num_tokens for batch in batches) == 24
 
 
-def test_later_demonstrations_of_a_prompt_end_with_their_first_turn():
+def test_a_demonstration_has_rows_for_other_beginnings_that_weigh_their_share():
     tokens, sampled = (1, 2, 3, 4, 5, 6, 7), (False, False, True, True, False, True, True)
     whole = TokenSequence(tokens, sampled, (0.0,) * 7, prefix=1, advantage=1.0)
-    cut = first_turn(whole)
-    assert (cut.tokens, cut.sampled, cut.logprobs) == ((1, 2, 3, 4), (False, False, True, True), (0.0,) * 4)
-    assert first_turn(cut) == cut
+    rows = with_beginnings(whole, {(8, 9): 0.3, (3, 4): 0.7})
+    assert [(row.tokens, row.sampled, row.advantage) for row in rows] == [
+        (tokens, sampled, 0.7),
+        ((1, 2, 8, 9), (False, False, True, True), 0.3),
+    ]
+    assert all(row.prefix == 1 and len(row.logprobs) == len(row.tokens) for row in rows)
+
+
+def test_a_row_counts_as_often_as_its_weight_says():
+    [batch] = micro_batches(
+        [replace(row(1), advantage=0.75), replace(row(2), advantage=0.25)],
+        MicroShapes(6, (3,), (), response_fractions=(1.0,)),
+    )
+    logprobs = jnp.asarray([[0.0, -1.0, -2.0], [0.0, -4.0, -8.0]])  # a row's first token carries no loss
+    loss, _ = supervised_objective(logprobs, batch, Normalisers(4.0, 4.0, 4.0))
+    assert float(loss) == pytest.approx((0.75 * 3 + 0.25 * 12) / 4)
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

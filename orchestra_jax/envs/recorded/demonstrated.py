@@ -9,17 +9,18 @@ import numpy as np
 from orchestra_jax.envs.recorded.choices import PricedExpert
 from orchestra_jax.envs.recorded.offer import PYTHON, code_of
 from orchestra_jax.envs.recorded.table import Evidence
-from orchestra_jax.types import Task
+from orchestra_jax.types import Task, ToolCall
 
-OF_A_PROMPT = 2  # demonstrations, spread evenly over what may come first: a distribution is learned, a prompt read once
+_FIRST_CALLS = 4  # that a demonstration may begin with: nearly always the others are as good as none
 # Share of right answers that the usual price of a call counts for; others count by the root of their price, as in the
 # reward (reward.cost_power): dear models are far from the best then, and none is so near that luck decides.
-_USUAL_PRICE = {"accuracy": 0.015, "none": 0.045, "low_cost": 0.4}
+_USUAL_PRICE = {"accuracy": 0.015, "none": 0.055, "low_cost": 0.4}
 _SLOW = 0.2  # share of right answers that ten times the seconds count for, where users are in a hurry
-_EVEN = 0.007  # share of right answers by which a model that comes first e times as often is better
+_EVEN = 0.006  # share of right answers by which a model that comes first e times as often is better
 _SANDBOX_FIRST = 0.9
 _SPREAD = 0.3  # standard deviation of the log-odds of drawn shares, of a model and of each kind of question
 _LEAST_SECONDS = 0.1
+_LEAST_SHARE = 0.01
 
 
 def drawn(evidence: Mapping[str, Evidence], seed: int) -> dict[str, Evidence]:
@@ -46,22 +47,21 @@ def _moved(share: float, by: float) -> float:
 
 
 def tools_shown(
-    task: Task, experts: Sequence[PricedExpert], evidence: Mapping[str, Evidence], usual_usd: float, place: float
-) -> list[str]:
-    """Return the tools in the order in which a demonstration calls them.
+    task: Task, experts: Sequence[PricedExpert], evidence: Mapping[str, Evidence], usual_usd: float
+) -> dict[str, float]:
+    """Return the tools in the order in which a demonstration calls them, and how often each should be called first.
 
     A model is worth its share of right answers for this kind of question, less what its price (`_USUAL_PRICE`), or for
     users in a hurry its seconds (`_SLOW`), count for under the wish. A model's own line tells that, so that a small
-    policy can find the best line without comparing one with another. The first call is drawn by the softmax of that
-    worth: a policy learns more from how good the near rivals of the best model are than from the best one alone. Under
-    other wishes all models are equal.
+    policy can find the best line without comparing one with another. Shares are the softmax of that worth: a policy
+    learns more from how good the near rivals of the best model are than from the best one alone. Under other wishes all
+    models are equal.
 
     If there is code to run, the sandbox comes first in a share of `_SANDBOX_FIRST`.
 
     Args:
         evidence: what the menu shows.
         usual_usd: mean dollars of a call of the middle one of all models; 0 where all are free.
-        place: where in the distribution of first calls this demonstration lies, from 0 to 1.
     """
     wish = task.preference.name
 
@@ -75,10 +75,14 @@ def tools_shown(
 
     worths = np.array([worth(model) for model in experts])
     first = np.exp((worths - worths.max()) / _EVEN)
-    shares = dict(zip((model.call.name for model in experts), first / first.sum(), strict=True))
+    shares = dict(zip((model.call.name for model in experts), (first / first.sum()).tolist(), strict=True))
     if any(spec.name == PYTHON for spec in task.tools) and code_of(task.question) is not None:
         shares = {name: (1 - _SANDBOX_FIRST) * share for name, share in shares.items()} | {PYTHON: _SANDBOX_FIRST}
-    names = sorted(shares, key=shares.__getitem__, reverse=True)
-    ends = np.cumsum([shares[name] for name in names])
-    chosen = names[min(int(np.searchsorted(ends, place, side="right")), len(names) - 1)]
-    return [chosen, *(name for name in names if name != chosen)]
+    return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
+
+
+def first_calls(shares: Mapping[str, float]) -> list[tuple[ToolCall, float]]:
+    """Return the likeliest calls of `tools_shown`, with shares that add up to one."""
+    likeliest = [(name, share) for name, share in shares.items() if share > _LEAST_SHARE][:_FIRST_CALLS]
+    whole = sum(share for _, share in likeliest)
+    return [(ToolCall(name, {}), share / whole) for name, share in likeliest]

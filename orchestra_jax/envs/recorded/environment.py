@@ -8,7 +8,6 @@ are drawn by `tools.menu` and `tools.evaluation.menu`, prices by `pricing.random
 of `pricing.name`.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -27,7 +26,7 @@ from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.demonstrated import OF_A_PROMPT, drawn, tools_shown
+from orchestra_jax.envs.recorded.demonstrated import drawn, first_calls, tools_shown
 from orchestra_jax.envs.recorded.duration import duration
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, cut, legend, mean_cost, menu
 from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
@@ -110,12 +109,8 @@ class RecordedEnvironment(Environment):
             )
         self._repeated = [n for n in self._trained for _ in range(repeats.get(questions[n].family, 1))]
         ids, count = self._trained, cfg.warm_start.demonstrations
-        posed = [self._pose_shown(ids[k % len(ids)], rng) for k in range(math.ceil(count / OF_A_PROMPT))]
-        self._demonstrated = [
-            replace(task, id=f"demonstration {OF_A_PROMPT * k + n}", extra={**task.extra, "place": float(place)})
-            for k, task in enumerate(posed)
-            for n, place in enumerate((np.arange(OF_A_PROMPT) + rng.random()) / OF_A_PROMPT)
-        ]
+        shown = [self._pose_shown(ids[k % len(ids)], rng) for k in range(count)]
+        self._demonstrated = [replace(task, id=f"demonstration {k}") for k, task in enumerate(shown)]
         self._gate = [self._pose_train(name, rng)[0] for name in ids[-GATE_TASKS:]]
 
     @classmethod
@@ -198,7 +193,7 @@ class RecordedEnvironment(Environment):
             script=self._shown_tool,
             reference_call=copied_call,
             answer_from=self._answer_from,
-            of_a_prompt=OF_A_PROMPT,
+            beginnings=lambda task: first_calls(self._shown(task)),
         )
 
     def baselines(self) -> Mapping[str, Script]:
@@ -362,9 +357,12 @@ class RecordedEnvironment(Environment):
         if results and (len(results) >= most or self._said(results[-1]) is not None):
             relays = self._cfg.tools.relay and can_relay(results[-1])
             return ToolCall(RELAY.name, {}) if relays else self._answer_from(results)
-        evidence = drawn(self.evidence, task.extra["evidence"])
-        names = tools_shown(task, self.experts(task), evidence, self._usual_usd, task.extra["place"])
+        names = list(self._shown(task))
         return ToolCall(names[len(results) % len(names)], {})
+
+    def _shown(self, task: Task) -> Mapping[str, float]:
+        evidence = drawn(self.evidence, task.extra["evidence"])
+        return tools_shown(task, self.experts(task), evidence, self._usual_usd)
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:
         return next((text for result in reversed(results) if (text := self._said(result)) is not None), "unknown")

@@ -12,7 +12,7 @@ import pytest
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.demonstrated import drawn, tools_shown
+from orchestra_jax.envs.recorded.demonstrated import drawn, first_calls, tools_shown
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.offer import mean_cost
 from orchestra_jax.envs.recorded.table import Evidence
@@ -90,17 +90,17 @@ def test_long_questions_are_evaluated_on_and_not_trained_on(tmp_path: Path):
 
 def test_most_demonstrations_first_call_what_is_worth_most_to_the_user(environment: RecordedEnvironment):
     script, shown, chance = environment.demonstrations().script, dict[str, list[bool]](), dict[str, list[float]]()
-    rng, prices = np.random.default_rng(0), environment._catalogues["train"].book.base
+    prices = environment._catalogues["train"].book.base
     usual = np.median([mean_cost(model, environment.evidence[model], prices) for model in environment.recording.models])
     evidence = drawn(environment.evidence, 3)
     for posed in next(environment.train_tasks(800)):
-        task = replace(posed, extra={**posed.extra, "place": rng.random(), "evidence": 3})
+        task = replace(posed, extra={**posed.extra, "evidence": 3})
         priced, kind = environment.experts(task), task.preference.name
         share = {each.name: evidence[each.name].share(task.family) for each in priced}
         if kind == "fast":
             worth = {each.call.name: share[each.name] - 0.2 * math.log10(each.seconds) for each in priced}
         else:
-            counts = {"accuracy": 0.015, "none": 0.045, "low_cost": 0.4}[kind]
+            counts = {"accuracy": 0.015, "none": 0.055, "low_cost": 0.4}[kind]
             worth = {each.call.name: share[each.name] - counts * math.sqrt(each.usd / usual) for each in priced}
         good = [name for name in worth if worth[name] > max(worth.values()) - 0.02]
         shown.setdefault(kind, []).append(script(task, []).name in good)
@@ -147,14 +147,17 @@ def test_menus_of_demonstrations_show_shares_of_their_own_and_others_the_true_on
 
 
 def test_a_model_that_is_better_by_a_step_is_shown_e_times_as_often():
-    evidence = {"good": Evidence(0.507, {}, 1, 1), "near": Evidence(0.5, {}, 1, 1), "dear": Evidence(0.5, {}, 1, 1)}
+    evidence = {"good": Evidence(0.506, {}, 1, 1), "near": Evidence(0.5, {}, 1, 1), "dear": Evidence(0.5, {}, 1, 1)}
     offered = [
         PricedExpert(name, ToolCall(name.upper(), {}), usd, 1.0)
         for name, usd in (("good", 0.001), ("near", 0.001), ("dear", 0.004))
     ]
     task = Task(id="t", question="How much?", answer="1", tools=(), preference=Preference("low_cost", ""))
-    places = (np.arange(1000) + 0.5) / 1000
-    shown = [tools_shown(task, offered, evidence, 0.001, place) for place in places]
-    assert all(sorted(names) == ["DEAR", "GOOD", "NEAR"] for names in shown)
+    shown = tools_shown(task, offered, evidence, usual_usd=0.001)
     # The usual price counts for 40 points of right answers under this wish, and four times as much for 80.
-    assert Counter(names[0] for names in shown) == {"GOOD": 731, "NEAR": 269}
+    assert list(shown) == ["GOOD", "NEAR", "DEAR"]
+    assert [*shown.values()] == pytest.approx([math.e / (1 + math.e), 1 / (1 + math.e), 0], abs=1e-6)
+    assert first_calls(shown) == [
+        (ToolCall("GOOD", {}), pytest.approx(math.e / (1 + math.e))),
+        (ToolCall("NEAR", {}), pytest.approx(1 / (1 + math.e))),
+    ]
