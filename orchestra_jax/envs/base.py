@@ -104,8 +104,6 @@ class Demonstrations:
         reference_call: gives a call of the tool with the arguments that are copied from the task and earlier results.
         answer_from: gives the answer that is copied exactly from these results.
         reads_menu: tells whether a turn with these words and this tool read the task's menu right; None: it need not.
-        beginnings: gives the calls that a demonstration may begin with, the script's among them, and how often each
-            should; None: the script's always.
     """
 
     tasks: Sequence[Task]
@@ -115,7 +113,7 @@ class Demonstrations:
     answer_from: Callable[[Sequence[ToolResult]], str]
     think: Thoughts | None = None
     reads_menu: Callable[[Task, str, str], bool | None] = lambda task, said, tool: None
-    beginnings: Callable[[Task], Sequence[tuple[ToolCall, float]]] | None = None
+    beginnings: Callable[[Task], Sequence[tuple[ToolCall, float]]] | None = None  # first calls, each with its share
 
 
 @dataclass(frozen=True, kw_only=True)

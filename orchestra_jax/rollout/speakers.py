@@ -168,16 +168,12 @@ class ScriptSpeaker(TokenSpeaker):
         self._script, self._think = script, think
 
     async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
-        thoughts = "" if self._think is None else self._think(self.opening.task, results)
-        sampled = script_ids(self._chat, self._script(self.opening.task, results), thoughts)
+        action = self._script(self.opening.task, results)
+        text = action if isinstance(action, str) else render_call(action)
+        if self._think is not None and (thoughts := self._think(self.opening.task, results)):
+            text = f"<think> {thoughts}</think>{text}"
+        sampled = (*self._chat.encode(text), self._chat.stop_ids[0])
         return Generation(sampled, (0.0,) * len(sampled), "stop", 0)
-
-
-def script_ids(chat: ChatFormat, action: ToolCall | str, thoughts: str = "") -> tuple[int, ...]:
-    """Return the tokens of a turn that thinks these thoughts aloud, if any, and then calls or says this."""
-    text = action if isinstance(action, str) else render_call(action)
-    aloud = f"<think> {thoughts}</think>{text}" if thoughts else text
-    return (*chat.encode(aloud), chat.stop_ids[0])
 
 
 class SilentSpeaker(Speaker):

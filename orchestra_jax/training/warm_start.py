@@ -1,7 +1,7 @@
 """Warm start: supervised fine-tuning on scripted demonstrations until the policy copies well, as measured."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -17,7 +17,6 @@ from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import most_packed, policy_batches
 from orchestra_jax.rollout.collector import share_all
-from orchestra_jax.rollout.speakers import script_ids
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import ToolResult, Trajectory
@@ -49,12 +48,9 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         prompts = trainer.loop.run(_by_prompt(trainer, demonstrations))
         rows = [*chain(*prompts)]
         cut = _cutter(trainer, rows, learner.shards, each=round(len(rows) / len(prompts)))
-        if settings.growing_steps:
+        if grow := settings.growing_steps:
             prompts.sort(key=lambda rows: len(rows[0].tokens))
-        growing = settings.growing_steps
-        batches = supervised_batches(
-            prompts, settings.batch_size, cut, cfg.seed, state.step, trainer.processes, growing
-        )
+        batches = supervised_batches(prompts, settings.batch_size, cut, cfg.seed, state.step, trainer.processes, grow)
         copied = state.notes.get("copy_accuracy", 0.0)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
             trainer.free_gpus()
@@ -86,66 +82,42 @@ def _sample(trainer: Trainer, demonstrations: Demonstrations) -> list[Trajectory
     return trainer.loop.run(share_all(processes, sampling))
 
 
-async def _by_prompt(trainer: Trainer, demonstrations: Demonstrations) -> list[list[TokenSequence]]:
+async def _by_prompt(trainer: Trainer, shown: Demonstrations) -> list[list[TokenSequence]]:
     """Return the rows of all demonstrations, those of one prompt together. Each process plays its share."""
-    begins, chat, most = demonstrations.beginnings, trainer.collector.chat, trainer.cfg.rollout.limits.max_new_tokens
 
-    def rows(played: Trajectory) -> list[list[TokenSequence]]:
-        found = demonstration_rows([played], most)
-        if begins is None or chat is None:
-            return [[row] for row in found]
-        return [with_beginnings(found[0], {script_ids(chat, call): share for call, share in begins(played.task)})]
-
-    async def play() -> list[list[list[TokenSequence]]]:
-        mine, found = trainer.processes.mine(demonstrations.tasks), list[list[list[TokenSequence]]]()
-        script, think = demonstrations.script, demonstrations.think
+    async def play() -> list[list[TokenSequence]]:
+        mine, rows = trainer.processes.mine(shown.tasks), list[list[TokenSequence]]()
         for k in range(0, len(mine), _AT_A_TIME):
             some = mine[k : k + _AT_A_TIME]
-            found += map(rows, await trainer.collector.play(script, some, think, budget=trainer.money.run))
-        return found
+            played = await trainer.collector.play(shown.script, some, shown.think, budget=trainer.money.run)
+            rows += [demonstration_rows(each, trainer.cfg.rollout.limits.max_new_tokens) for each in played]
+            if shown.beginnings is not None and trainer.collector.chat is not None:
+                from orchestra_jax.training.beginnings import with_beginnings
 
-    return [*chain(*await trainer.processes.merged(play()))]
+                rows[k:] = with_beginnings(rows[k:], map(shown.beginnings, some), trainer.collector.chat)
+        return rows
 
-
-def with_beginnings(whole: TokenSequence, beginnings: Mapping[tuple[int, ...], float]) -> list[TokenSequence]:
-    """Return a demonstration, and rows that end with each other first turn that it may have; its share is its weight.
-
-    What follows the result of a call is the same for all calls, and costs as much to read as the call: it is learned
-    from whole demonstrations alone.
-
-    Args:
-        beginnings: shares by the tokens of a first turn.
-    """
-    begin = whole.sampled.index(True)
-    rows = list[TokenSequence]()
-    for turn, share in beginnings.items():
-        if whole.tokens[begin : begin + len(turn)] == turn:
-            rows.insert(0, replace(whole, advantage=share))
-        else:
-            sampled, logprobs = (False,) * begin + (True,) * len(turn), (0.0,) * (begin + len(turn))
-            rows.append(TokenSequence((*whole.tokens[:begin], *turn), sampled, logprobs, whole.prefix, share))
-    return rows
+    return await trainer.processes.merged(play())
 
 
-def demonstration_rows(demonstrations: Sequence[Trajectory], max_new_tokens: int) -> list[TokenSequence]:
-    """Return the demonstrations as rows. The script's tokens carry loss; prompts and observations do not.
+def demonstration_rows(demonstration: Trajectory, max_new_tokens: int) -> list[TokenSequence]:
+    """Return a demonstration as rows. The script's tokens carry loss; prompts and observations do not.
 
     Raises:
-        ConfigError: a demonstration did not end with an answer, or a turn of it is longer than a turn of the policy.
+        ConfigError: it did not end with an answer, or a turn of it is longer than a turn of the policy.
     """
-    for demonstration in demonstrations:
-        if not demonstration.completed:
-            raise ConfigError(
-                f"The demonstration of task {demonstration.task.id} ended as {demonstration.status} "
-                f"({demonstration.reason}): raise rollout.limits.max_length if it is too long."
-            )
-        longest = max(len(turn.sampled_ids) for turn in demonstration.turns)
-        if longest > max_new_tokens:
-            raise ConfigError(
-                f"A turn of the demonstration of task {demonstration.task.id} has {longest} tokens, and the policy may "
-                f"sample {max_new_tokens}: set rollout.limits.max_new_tokens={longest} or more."
-            )
-    return [row for demonstration in demonstrations for row in sequences(demonstration, 1.0)]
+    if not demonstration.completed:
+        raise ConfigError(
+            f"The demonstration of task {demonstration.task.id} ended as {demonstration.status} "
+            f"({demonstration.reason}): raise rollout.limits.max_length if it is too long."
+        )
+    longest = max(len(turn.sampled_ids) for turn in demonstration.turns)
+    if longest > max_new_tokens:
+        raise ConfigError(
+            f"A turn of the demonstration of task {demonstration.task.id} has {longest} tokens, and the policy may "
+            f"sample {max_new_tokens}: set rollout.limits.max_new_tokens={longest} or more."
+        )
+    return sequences(demonstration, 1.0)
 
 
 def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int, each: int = 1) -> Cut:

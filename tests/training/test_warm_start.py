@@ -3,6 +3,7 @@ import itertools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import chex
 import jax.numpy as jnp
@@ -17,13 +18,14 @@ from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.objectives import Normalisers, supervised_objective
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
+from orchestra_jax.rollout.parsing import render_call
+from orchestra_jax.training.beginnings import with_beginnings
 from orchestra_jax.training.warm_start import (
     _cutter,
     copy_accuracy,
     demonstration_rows,
     demonstration_shapes,
     supervised_batches,
-    with_beginnings,
 )
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, Trajectory, Turn
 
@@ -80,12 +82,14 @@ def test_demonstrations_of_one_prompt_share_it():
 
 
 def test_a_demonstration_has_rows_for_other_beginnings_that_weigh_their_share():
+    codes = {render_call(ToolCall("A", {})): (8,), render_call(ToolCall("B", {})): (3,)}
+    chat: Any = SimpleNamespace(encode=codes.__getitem__, stop_ids=(4,))
     tokens, sampled = (1, 2, 3, 4, 5, 6, 7), (False, False, True, True, False, True, True)
     whole = TokenSequence(tokens, sampled, (0.0,) * 7, prefix=1, advantage=1.0)
-    rows = with_beginnings(whole, {(8, 9): 0.3, (3, 4): 0.7})
+    [rows] = with_beginnings([[whole]], [[(ToolCall("A", {}), 0.3), (ToolCall("B", {}), 0.7)]], chat)
     assert [(row.tokens, row.sampled, row.advantage) for row in rows] == [
         (tokens, sampled, 0.7),
-        ((1, 2, 8, 9), (False, False, True, True), 0.3),
+        ((1, 2, 8, 4), (False, False, True, True), 0.3),
     ]
     assert all(row.prefix == 1 and len(row.logprobs) == len(row.tokens) for row in rows)
 
@@ -164,7 +168,7 @@ def test_batches_of_demonstrations_fill_their_shapes(micro_tokens: int, shards: 
 
 def test_only_what_the_script_said_carries_loss():
     demonstration = trajectory(call("local_search", {"query": "Alice Moreno born"}), SAID, answer="Lima")
-    (found,) = demonstration_rows([demonstration], 8)
+    (found,) = demonstration_rows(demonstration, 8)
     assert found.tokens == (1, 2, 3, 4, 5, 6)
     assert found.sampled == (False, False, True, True, False, True)
     assert found.advantage == 1.0
@@ -173,13 +177,13 @@ def test_only_what_the_script_said_carries_loss():
 def test_a_failed_demonstration_is_an_error():
     broken = trajectory(SAID, status=Status.NO_ANSWER, reason="no answer within 4 turns")
     with pytest.raises(ValueError, match="task t ended as no_answer"):
-        demonstration_rows([broken], 8)
+        demonstration_rows(broken, 8)
 
 
 def test_a_demonstration_that_the_policy_could_not_say_is_an_error():
     demonstration = trajectory(call("local_search", {"query": "Alice Moreno born"}), SAID, answer="Lima")
     with pytest.raises(ValueError, match=r"set rollout\.limits\.max_new_tokens=2 or more"):
-        demonstration_rows([demonstration], 1)
+        demonstration_rows(demonstration, 1)
 
 
 # --- the gate --------------------------------------------------------------------------------------------------------
