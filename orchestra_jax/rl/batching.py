@@ -27,7 +27,7 @@ class TokenSequence:
     sampled: tuple[bool, ...]  # True where the id was sampled by the policy and so carries loss
     logprobs: tuple[float, ...]  # behaviour log-probs where sampled, 0 elsewhere
     prefix: int  # number of leading ids that may be shared with other rows
-    advantage: float
+    advantage: float  # of a demonstration: its weight
     trajectory: int = 0  # number of its trajectory; one that forked has several sequences
     share: float = 1.0  # its sampled ids as a share of its trajectory's
 

@@ -217,7 +217,7 @@ class Learner:
     def supervised_step(
         self, state: TrainState, batches: Sequence[MicroBatch], *, base: Params | None = None
     ) -> tuple[TrainState, Mapping[str, float]]:
-        """Take one optimizer step on the mean negative log-likelihood of the tokens that carry loss.
+        """Take one optimizer step on the mean negative log-likelihood of the tokens that carry loss, weighed by row.
 
         Arguments, result and errors are those of `policy_step`.
         """

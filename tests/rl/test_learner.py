@@ -70,6 +70,13 @@ def naive_scores(params, tokens, mask, temperature=1.0):
     return tuple(jnp.pad(x, ((0, 0), (1, 0))) * mask for x in (chosen, entropy))
 
 
+def naive_supervised_loss(params, rows):
+    """The mean over sampled tokens, to which a row adds as often as its weight says."""
+    tokens, mask = padded(rows)
+    weights = jnp.asarray([row.advantage for row in rows])
+    return -(naive_scores(params, tokens, mask)[0] * weights[:, None]).sum() / mask.sum()
+
+
 def recorder() -> optax.GradientTransformation:
     """Keeps the gradient as its state and changes no parameter."""
     zeros = functools.partial(jax.tree.map, jnp.zeros_like)
@@ -189,14 +196,12 @@ def test_the_gradient_of_a_trajectory_ratio_is_a_mean_over_tokens_like_all_other
 @functools.cache
 def naive_supervised():
     """The loss of `make_rows()` and its gradient: the same for all shapes, compiled once."""
-    tokens, mask = padded(make_rows())
-    loss = jax.value_and_grad(lambda params: -naive_scores(params, tokens, mask)[0].sum() / mask.sum())
-    value, gradient = loss(PARAMS)
+    value, gradient = jax.value_and_grad(naive_supervised_loss)(PARAMS, make_rows())
     return float(value), gradient
 
 
 @pytest.mark.parametrize("shapes", [FULL, MICRO, SHARED])
-def test_supervised_gradient_is_that_of_the_mean_over_sampled_tokens(shapes):
+def test_supervised_gradient_is_that_of_the_weighted_mean_over_sampled_tokens(shapes):
     found, metrics = supervised_gradient(make_rows(), shapes)
     loss, gradient = naive_supervised()
     assert_trees_close(found, gradient)
@@ -352,10 +357,9 @@ def some_adapters():
 def test_adapters_have_the_gradient_of_the_adapted_policy_and_the_base_stays():
     made = Learner(CONFIG, learner(**KL).cfg, recorder(), adapters=ADAPTERS)
     rows, adapters = make_rows(), some_adapters()
-    tokens, mask = padded(rows)
 
     def loss(adapters):
-        return -naive_scores(attach(PARAMS, adapters, ADAPTERS), tokens, mask)[0].sum() / mask.sum()
+        return naive_supervised_loss(attach(PARAMS, adapters, ADAPTERS), rows)
 
     before = as_bytes(PARAMS)
     state, metrics = made.supervised_step(made.init(adapters), micro_batches(rows, MICRO), base=PARAMS)
