@@ -25,7 +25,11 @@ from tests.tools.openai_stub import StubOpenAI
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
 Script = Callable[..., tuple[int, str]]
 # A line of an evaluation's trajectories, as far as a report reads it.
-KEPT = {"menu": [], "solved": True, "cost_usd": 0.01, "latency_s": 2.0, "status": "completed", "sequences": []}
+KEPT = {
+    "member": 0, "policy_model": None, "family": "sum", "menu": [], "tools": [], "models": {}, "solved": True,
+    "cost_usd": 0.01, "latency_s": 2.0, "status": "completed", "sequences": [],
+    "weights": {"tools": {}, "outcome": 1.0, "compute": 0.0, "latency": 0.0},
+}  # fmt: skip
 EXPERT_FILES = {"scale.md", "tools.md", "descriptions.md"}
 
 

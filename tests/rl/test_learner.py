@@ -73,7 +73,7 @@ def naive_scores(params, tokens, mask, temperature=1.0):
 def naive_supervised_loss(params, rows):
     """The mean over sampled tokens, to which a row adds as often as its weight says."""
     tokens, mask = padded(rows)
-    weights = jnp.asarray([row.advantage for row in rows])
+    weights = np.pad([row.advantage for row in rows], (0, ROWS - len(rows)))
     return -(naive_scores(params, tokens, mask)[0] * weights[:, None]).sum() / mask.sum()
 
 
