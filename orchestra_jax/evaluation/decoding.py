@@ -58,12 +58,15 @@ def _turn(record: Mapping[str, Any]) -> Turn:
     return _typed(Turn(**{**record, **arrays, "calls": calls, "results": results, "version_spans": spans}))
 
 
+def decode_task(record: Mapping[str, Any]) -> Task:
+    """Return the task of a record for JSON."""
+    tools = tuple(ToolSpec(**{**spec, "traits": tuple(spec["traits"])}) for spec in record["tools"])
+    wish = Preference(**record["preference"])
+    return Task(**{**record, "answer": tuple(record["answer"]), "tools": tools, "preference": wish})
+
+
 def _group(record: Mapping[str, Any]) -> StoredGroup:
-    task = record["task"]
-    tools = tuple(ToolSpec(**{**spec, "traits": tuple(spec["traits"])}) for spec in task["tools"])
-    whole = Task(
-        **{**task, "answer": tuple(task["answer"]), "tools": tools, "preference": Preference(**task["preference"])}
-    )
+    whole = decode_task(record["task"])
     learner = tuple(_scores(member.get("learner")) for member in record["members"])
     return StoredGroup(
         step=record["step"],

@@ -10,9 +10,10 @@ from orchestra_jax.rollout.source import RolloutSource
 def rollout_source(
     algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, steps: int | None = None
 ) -> RolloutSource:
-    """Return the source that the settings ask for, of the arguments of `RolloutSource` and of `StreamSource`."""
-    if not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
-        return RolloutSource(algorithm, rollout, *rest)
+    """Return the source that the environment brings, or the settings ask for, of the arguments of all of them."""
+    own = getattr(rest[1].environment, "rollout_source", RolloutSource)  # `rest` begins with seed and collector
+    if own is not RolloutSource or not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
+        return own(algorithm, rollout, *rest)
     from orchestra_jax.rollout.ahead import StreamSource
 
     return StreamSource(algorithm, rollout, *rest, steps=steps)

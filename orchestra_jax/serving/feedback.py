@@ -141,6 +141,7 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
         "policy": row["policy"],
         "score": score,
         "judged_by": by,
+        "temperature": kept.get("temperature"),
         "calls": calls_of(played),
         "task": task,
         "trajectory": played,

@@ -133,6 +133,7 @@ class ServedPurse(Purse):
         limits: budget of all servers of the database.
         policy: names the weights that answer.
         before: messages before the question.
+        temperature: temperature of sampling, where it is known.
         keep: whether these, task and trajectory are kept.
     """
 
@@ -144,10 +145,11 @@ class ServedPurse(Purse):
         limits: Limits,
         policy: str,
         before: Sequence[Message] = (),
+        temperature: float | None = None,
         *,
         keep: bool,
     ) -> None:
-        self._database, self._request, self._key = database, request, key
+        self._database, self._request, self._key, self._temperature = database, request, key, temperature
         self._policy, self._before, self._keep, self._begun = policy, before, keep, time.time()
         self._account = None if key is None else key.account(self._begun)
         usd = None if limits.usd is None else pico(limits.usd)
@@ -210,7 +212,8 @@ class ServedPurse(Purse):
         kept = None
         if self._keep and answer.trajectory is not None:
             played = encode_trajectory(answer.trajectory) | {"answer": answer.answer}  # None: a tool of the client
-            kept = json.dumps({"before": list(self._before), "task": asdict(task), "trajectory": played})
+            own = {"before": list(self._before), "temperature": self._temperature}
+            kept = json.dumps({**own, "task": asdict(task), "trajectory": played})
         values = {
             "ended": time.time(),
             "status": str(answer.status),

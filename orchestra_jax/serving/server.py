@@ -244,8 +244,8 @@ class ChatServer:
     def _purse(self, asked: ChatRequest, key: Key | None, policy: str) -> ServedPurse:
         """Return the money of a request."""
         kept, budget = self.limits.keep_days > 0 and asked.keep, self.orchestrator.budget
-        name, before = asked.options["request_id"], asked.options["history"]
-        return ServedPurse(self.database, name, key, budget, policy, before, keep=kept)
+        name, said = asked.options["request_id"], (asked.options["history"], asked.options["temperature"])
+        return ServedPurse(self.database, name, key, budget, policy, *said, keep=kept)
 
     def _ended_as(self, answer: Answer, policy: str) -> Answer:
         """Count an answer of a policy; raise RequestError: it is an error."""

@@ -41,7 +41,7 @@ class ServedQuickstart(QuickstartEnvironment):
         if not isinstance(path, str) or not Path(path).is_file() or Path(path).suffix == ".db":
             found.append(
                 f"path={'' if path is None else path} names no served log: write one with `orchestra-jax served RUN "
-                "write LOG.jsonl`, and set path=LOG.jsonl."
+                "write LOG.jsonl`, and set path=LOG.jsonl; the database itself is for +experiment=kept."
             )
         return found
 
@@ -65,7 +65,7 @@ class ServedQuickstart(QuickstartEnvironment):
                 row = read()
                 question, right = text_of(row.get("question"), "question", place), row.get("answer")
                 task = posed(self.world, self._tools, question, row.get("wish") or None)
-                wish = _meant(task, np.random.default_rng([self._cfg.seed, number]))
+                wish = meant(task, np.random.default_rng([self._cfg.seed, number]))
                 extra: Mapping[str, Any] = {**task.extra, _BY_FEEDBACK: answers_of(right, "answer", place)}
                 found.append(replace(task, id=f"served-{number}", preference=wish, extra=extra))
         except (OSError, ValueError) as error:
@@ -75,7 +75,7 @@ class ServedQuickstart(QuickstartEnvironment):
         return found
 
 
-def _meant(task: Task, rng: np.random.Generator) -> Any:
+def meant(task: Task, rng: np.random.Generator) -> Any:
     """Return what a user weighs who says these words; words of nobody in this world mean that it be right."""
     words = task.preference.instruction
     said = (kind for kind in PREFERENCE_SHARES for split in ("train", "eval") if words in wordings(kind, split))

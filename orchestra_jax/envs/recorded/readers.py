@@ -35,9 +35,10 @@ _RESPONSE, _OTHER_RESPONSE, _COST = "|model_response", "_response", "|total_cost
 _FLAGS = {"true", "false", "0", "1", ""}
 _DATABASES = (".db", ".sqlite")
 _OF_A_SERVER = (
-    "{} is what a server kept: most questions have one model's answer, and a table needs every model's. Write its log "
-    "with `orchestra-jax served RUN write LOG.jsonl`, and train with `+experiment=served path=LOG.jsonl "
-    "model.path=RUN/policy` in the quickstart's world, or `env=qa data=jsonl data.path=LOG.jsonl` (docs/serve.md)."
+    "{} is what a server kept: most questions have one model's answer, and a table needs every model's. In the "
+    "quickstart's world train on its tokens with `+experiment=kept path=SERVED.db model.path=RUN/policy`, or play its "
+    "questions anew: write its log with `orchestra-jax served RUN write LOG.jsonl`, and train with `+experiment=served "
+    "path=LOG.jsonl model.path=RUN/policy`, elsewhere with `env=qa data=jsonl data.path=LOG.jsonl` (docs/serve.md)."
 )
 _BY_CHARACTERS = f"{CHARS_PER_TOKEN} characters count as one"
 _BY_SPEED = "tokens at the price list's speed, or 60 a second"
