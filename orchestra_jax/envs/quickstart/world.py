@@ -147,7 +147,8 @@ class QuickstartWorld:
         menu = self.shown(self.menu(kinds, draw_offers(split, rng), rng, tools, short=short), split, rng)
         chosen = rng.choice(names, count, replace=False, p=odds).tolist()
         wishes = [draw_preference(name, split, kinds, menu, rng) for name in chosen]
-        return [self.pose(f"{split}-{index}{f'-{n}' * (n > 0)}", question, menu, w) for n, w in enumerate(wishes)]
+        ids = [f"{split}-{index}", *(f"{split}-{index}-{number}" for number in range(1, count))]
+        return [self.pose(name, question, menu, wish) for name, wish in zip(ids, wishes, strict=True)]
 
     def swap_tasks(
         self,
