@@ -3,8 +3,8 @@
 from orchestra_jax.config.schema import WorldConfig
 
 _MEASURED = "environment", "reader"
-# Seconds, from runs of 2026-11-26 on one core each with 304 demonstrations and 912 rollouts a step, rounded up.
-_START, _DEMONSTRATION, _ROLLOUT, _QUESTION = 150.0, 0.004, 0.009, 0.3
+# Seconds, from runs of 2026-11-27 on one core each with 76 demonstrations and 1,824 rollouts a step, rounded up.
+_START, _MAKING, _DEMONSTRATION, _ROLLOUT, _QUESTION = 60.0, 0.007, 0.009, 0.007, 0.3
 
 
 def duration(cfg: WorldConfig) -> str | None:
@@ -17,7 +17,8 @@ def duration(cfg: WorldConfig) -> str | None:
     if "steps" not in run or (cfg.model.tokenizer, cfg.model.preset) != _MEASURED:
         return None
     warm, group = cfg.warm_start, run["algorithm"].tasks_per_step * run["algorithm"].group_size
-    seconds = _START + _DEMONSTRATION * warm.steps * warm.batch_size + _ROLLOUT * run["steps"] * group
+    made = warm.demonstrations if warm.steps else 0
+    seconds = _START + _MAKING * made + _DEMONSTRATION * warm.steps * warm.batch_size + _ROLLOUT * run["steps"] * group
     return (
         f"Time: about {max(1, round(seconds / 60))} minutes on two cores for {warm.steps} supervised steps and "
         f"{run['steps']} of the policy, and {_QUESTION:g} seconds for each held-out question."
