@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from orchestra_jax.envs.base import OwnChat
 from orchestra_jax.models.tokenizer import build_word_tokenizer
 
-# Qwen3's conversation with spaces for newlines; the menu is one line: "; python 1 2; bm25 0 9", or traits for ";".
+# Qwen3's conversation with spaces for newlines, and the menu as a table in one line: "python 1 2; local_search 0 9".
 CHAT_TEMPLATE = (
     "{% if tools %}<|im_start|> system tool cents seconds"
-    "{% for tool in tools %}{% set f = tool.function %}{% for trait in f.traits %} {{ trait }}{% else %};{% endfor %} "
-    "{{ f.name }} {{ ((f.price_usd or 0) * 100) | round | int }} {{ (f.latency_s or 0) | round | int }}"
-    "{% endfor %}<|im_end|>{% endif %}"
+    "{% for tool in tools %}{% set f = tool.function %}; {{ f.name }} {{ ((f.price_usd or 0) * 100) | round | int }} "
+    "{{ (f.latency_s or 0) | round | int }}{% endfor %}<|im_end|>{% endif %}"
     "{% for message in messages %}"
     "{% if message.role == 'tool' %}"
     "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|> user{% endif %}"

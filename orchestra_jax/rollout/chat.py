@@ -44,8 +44,8 @@ class ChatFormat:
         history: "keep" appends to one sequence; the others re-render every turn (docs/rollouts.md).
         enable_thinking: flag for the template; None leaves the template's default. With False, Qwen3 opens every
             turn with an empty thinking block that it leaves out when it re-renders the turn: use "keep" there.
-        compact_menu: show price_usd, latency_s, local and traits as keys of the tool's "function" instead of in words
-            at the end of its description.
+        compact_menu: show price_usd, latency_s and local as keys of the tool's "function" instead of in words at the
+            end of its description.
 
     Attributes:
         tokenizer: the same, with a template that shows tools.
@@ -165,7 +165,7 @@ class ChatFormat:
     def _tool(self, spec: ToolSpec) -> Any:
         tool = to_openai(spec, show_price=not self._compact_menu)
         if self._compact_menu:
-            tool["function"] |= {name: getattr(spec, name) for name in ("price_usd", "latency_s", "local", "traits")}
+            tool["function"] |= {"price_usd": spec.price_usd, "latency_s": spec.latency_s, "local": spec.local}
         return self._safe_tree(tool)
 
     def _safe_tree(self, node: Any) -> Any:

@@ -54,10 +54,8 @@ class QuickstartEnvironment(Environment):
         ConfigError: this machine cannot isolate programs as configured.
     """
 
-    world_class = QuickstartWorld
-
     def __init__(self, cfg: WorldConfig) -> None:
-        self._cfg, self.world = cfg, self.world_class(cfg.env.seed)
+        self._cfg, self.world = cfg, QuickstartWorld(cfg.env.seed)
         self._tools, self._evaluated = ordered_tools(cfg.tools.names), ordered_tools(cfg.tools.evaluated.names)
         self._sandbox = _sandbox(cfg)
         self._experts = {
@@ -98,7 +96,8 @@ class QuickstartEnvironment(Environment):
         def posed(index: int, rng: np.random.Generator) -> list[Task]:
             return self.world.paired_tasks("train", index, count, self._tools)
 
-        return task_iterator(range(TRAINING_TASKS), seed=self._cfg.seed, batch_size=batch_size // count, build=posed)
+        questions = range(TRAINING_TASKS)
+        return task_iterator(questions, seed=self._cfg.seed, batch_size=batch_size // count, build=posed)
 
     def held_out(self, count: int) -> Sequence[Task]:
         return [self.world.task("eval", index, self._evaluated) for index in range(count)]
@@ -147,16 +146,14 @@ class QuickstartEnvironment(Environment):
 
         return posed(self.world, self._evaluated, question, wish)
 
-    def handlers(self, task: Task) -> dict[str, ToolHandler]:
-        """Return what the tools of a task do, by name."""
-        return {
-            **dict.fromkeys(RIVALS["arith"], self._python),
+    def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:
+        handlers: dict[str, ToolHandler] = {
+            "python": self._python,
+            "calculator": self._python,
             **{name: partial(self._search, name) for name in self._indices},
             **{name: partial(self._ask, name, task) for name in EXPERTS},
         }
-
-    def reset(self, task: Task, budget: Budget) -> QuickstartEpisode:
-        return QuickstartEpisode(task, ToolExecutor(task.tools, self.handlers(task), budget))
+        return QuickstartEpisode(task, ToolExecutor(task.tools, handlers, budget))
 
     async def close(self) -> None:
         self._sandbox.close()
@@ -204,7 +201,8 @@ def quickstart_chat() -> OwnChat:
 
 def texts() -> Iterator[str]:
     """Yield texts that together hold every word; all numbers are in a word tokenizer anyway."""
-    yield f" {' '.join(facts.FIRST_NAMES)} {' '.join(facts.LAST_NAMES)}"
+    names = f" {' '.join(facts.FIRST_NAMES)} {' '.join(facts.LAST_NAMES)}"
+    yield names
     for attribute, (values, question, sentence) in facts.ATTRIBUTES.items():
         yield f" {attribute} {' '.join(values)}"
         yield from (question.format(name="Alice Adler"), sentence.format(name="Alice Adler", value=values[0]))

@@ -10,8 +10,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from orchestra_jax.envs.quickstart import facts
-from orchestra_jax.envs.quickstart.facts import ATTRIBUTES, BOSS, FAMILIES, RIVALS, TOOL_NAMES, pick
+from orchestra_jax.envs.quickstart.facts import (
+    ATTRIBUTES,
+    BOSS,
+    CATALOGUE,
+    CHANCES,
+    FAMILIES,
+    FIRST_NAMES,
+    LAST_NAMES,
+    RIVALS,
+    TOOL_NAMES,
+    pick,
+)
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES, draw_preference
 from orchestra_jax.envs.quickstart.questions import GENERATORS, QuickstartQuestion, is_held_out, near
 from orchestra_jax.types import Preference, Task, ToolSpec
@@ -43,8 +53,8 @@ class QuickstartWorld:
         self.seed = seed
         rng = np.random.default_rng([seed, 0])
         # A search takes words in any order: bosses share no name with those who have one.
-        self.bosses = _split(rng, facts.FIRST_NAMES[:BOSS_NAMES], facts.LAST_NAMES[:BOSS_NAMES])
-        self.people = _split(rng, facts.FIRST_NAMES[BOSS_NAMES:], facts.LAST_NAMES[BOSS_NAMES:], people)
+        self.bosses = _split(rng, FIRST_NAMES[:BOSS_NAMES], LAST_NAMES[:BOSS_NAMES])
+        self.people = _split(rng, FIRST_NAMES[BOSS_NAMES:], LAST_NAMES[BOSS_NAMES:], people)
         known = [name for some in (*self.people.values(), *self.bosses.values()) for name in some]
         self.facts = {
             (name, attribute): pick(values, rng) for name in known for attribute, (values, _, _) in ATTRIBUTES.items()
@@ -55,7 +65,7 @@ class QuickstartWorld:
         for (name, attribute), value in self.facts.items():
             values = self.bosses["train"] if attribute == "boss" else ATTRIBUTES[attribute][0]
             old = pick([other for other in values if other != value], rng)
-            self.local_facts[name, attribute] = value if rng.random() < facts.CHANCES["local_search"] else old
+            self.local_facts[name, attribute] = value if rng.random() < CHANCES["local_search"] else old
         self.local_corpus, self.web_corpus = _sentences(self.local_facts), _sentences(self.facts)
 
     def question(self, family: str, split: str, rng: np.random.Generator) -> QuickstartQuestion:
@@ -122,15 +132,11 @@ class QuickstartWorld:
         extra = rng.permutation(rest)[: 1 if short else int(rng.integers(1, len(rest) + 1))].tolist()
         offered = set(tools) if full else {*needed, *extra}
         menu = [
-            replace(facts.CATALOGUE[name], price_usd=cents / 100, latency_s=float(seconds))
+            replace(CATALOGUE[name], price_usd=cents / 100, latency_s=float(seconds))
             for name, (cents, seconds) in offers.items()
             if name in offered
         ]
         return tuple(menu[i] for i in rng.permutation(len(menu)))
-
-    def shown(self, menu: tuple[ToolSpec, ...], split: str, rng: np.random.Generator) -> tuple[ToolSpec, ...]:
-        """Return a drawn menu as a task of the split shows it."""
-        return menu
 
     def task(self, split: str, index: int, tools: Sequence[str] = TOOL_NAMES, *, short: bool = False) -> Task:
         """Return instance `index` of the split: question, menu and preference drawn from (seed, split, index)."""
@@ -144,7 +150,7 @@ class QuickstartWorld:
         family = FAMILIES[int(rng.choice(len(FAMILIES), p=FAMILY_SHARES))]
         question = self.question(family, split, rng)
         kinds, names, odds = [kind for kind, _ in question.steps], [*PREFERENCE_SHARES], [*PREFERENCE_SHARES.values()]
-        menu = self.shown(self.menu(kinds, draw_offers(split, rng), rng, tools, short=short), split, rng)
+        menu = self.menu(kinds, draw_offers(split, rng), rng, tools, short=short)
         chosen = rng.choice(names, count, replace=False, p=odds).tolist()
         wishes = [draw_preference(name, split, kinds, menu, rng) for name in chosen]
         ids = [f"{split}-{index}", *(f"{split}-{index}-{number}" for number in range(1, count))]
