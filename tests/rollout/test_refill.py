@@ -30,6 +30,8 @@ AHEAD = (RolloutConfig(), RolloutConfig(max_staleness=1), RolloutConfig(spare_gr
 class Collecting:
     """A collector whose trajectories tell what they were collected with."""
 
+    environment = None  # brings no source of its own
+
     def __init__(self) -> None:
         self.made: list[tuple[str, tuple[int, ...], str]] = []  # task, seed and group, budget
         self.refused: set[str] = set()
