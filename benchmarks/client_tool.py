@@ -1,7 +1,7 @@
 """A client that brings a tool of its own to a served quickstart policy, and makes the calls that the policy asks for.
 
     python experiments/serve.py outputs/quickstart 'tools.names=[calculator,local_search,expert_large]'
-    .venv/bin/python benchmarks/client_tool.py http://127.0.0.1:8100/v1 --tool web_search
+    python benchmarks/client_tool.py http://127.0.0.1:8100/v1 --tool web_search
 
 The run's own menu lacks the tool here; the policy knows its word from training. Without an address a script that calls
 it is served here. docs/serve.md has figures.

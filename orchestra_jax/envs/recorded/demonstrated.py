@@ -11,7 +11,7 @@ from orchestra_jax.envs.recorded.offer import PYTHON, code_of
 from orchestra_jax.envs.recorded.table import Evidence
 from orchestra_jax.types import Task, ToolCall
 
-_FIRST_CALLS = 4  # that a demonstration may begin with: nearly always the others are as good as none
+_FIRST_CALLS = 4  # most calls that a demonstration may begin with; those of the other tools are rarely worth a row
 # Share of right answers that the usual price of a call counts for; others count by the root of their price, as in the
 # reward (reward.cost_power): dear models are far from the best then, and none is so near that luck decides.
 _USUAL_PRICE = {"accuracy": 0.015, "none": 0.055, "low_cost": 0.4}
@@ -20,7 +20,7 @@ _EVEN = 0.006  # share of right answers by which a model that comes first e time
 _SANDBOX_FIRST = 0.9
 _SPREAD = 0.3  # standard deviation of the log-odds of drawn shares, of a model and of each kind of question
 _LEAST_SECONDS = 0.1
-_LEAST_SHARE = 0.01
+_LEAST_SHARE = 0.01  # a call that should come first less often has no row
 
 
 def drawn(evidence: Mapping[str, Evidence], seed: int) -> dict[str, Evidence]:
