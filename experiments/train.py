@@ -19,22 +19,33 @@ if TYPE_CHECKING:
 
 def main(config: "DictConfig") -> None:
     """Train with the composed config."""
+    from hydra.core.hydra_config import HydraConfig
+
     from orchestra_jax.config import cli
     from orchestra_jax.config.checks import missing
     from orchestra_jax.config.record import Start
     from orchestra_jax.envs.registry import environment_class
 
+    opening, words = cli.opening(config), HydraConfig.get().overrides.task
+    if "+experiment=kept" in words:
+        from orchestra_jax.config.from_run import one_sentence
+        from orchestra_jax.serving.kept_worlds import in_its_world
+
+        with one_sentence():
+            config, told = in_its_world(config, words)
+        opening = f"{told}\n{opening}"
     cfg = cli.configure(config)
     start = Start.of(config)
     cli.require(cfg, "train", start, lambda: [*missing(cfg), *environment_class(cfg).problems(cfg)])
     from orchestra_jax.training.main import run  # only now: a mistake needs no JAX
 
-    run(cfg, cli.opening(config), start)
+    run(cfg, opening, start)
 
 
 if __name__ == "__main__":
     if any(word.startswith("path=") for word in sys.argv):
         from orchestra_jax.config.flags import PATH, as_settings
+        from orchestra_jax.config.served_path import logs_of_any_form
 
-        sys.argv[1:] = as_settings(sys.argv[1:], [PATH])
+        sys.argv[1:] = logs_of_any_form(as_settings(sys.argv[1:], [PATH]))
     command.run(main, __doc__)

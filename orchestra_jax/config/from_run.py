@@ -1,6 +1,6 @@
 """Settings of an evaluation that starts from the record of the run that trained the policy.
 
-The record gives everything that `_OWN` does not name, and what the command sets wins. A command that names a world
+The record gives everything that `OWN` does not name, and what the command sets wins. A command that names a world
 (`env=`, `+benchmark=`, `+experiment=`) takes nothing from the record.
 """
 
@@ -28,7 +28,7 @@ from orchestra_jax.config.schema import POLICY_FOLDER
 from orchestra_jax.io.shipped import CONF
 
 # Stay as the command has them: this machine's, and where the results go.
-_OWN = (
+OWN = (
     *("output_dir", "policy", "mesh", "logger", "checkpoint", "compilation_cache", "synthesis", "replay"),
     *("model.path", "model.random_init", "model.lora"),
     *("evaluation.dry_run", "evaluation.endpoint", "evaluation.judge_sample"),
@@ -56,7 +56,7 @@ def in_its_folder(words: Sequence[str]) -> list[str]:
     if {"-m", "--multirun"} & given.keys():
         return list(words)
     try:
-        policy = _read([f"policy={given.get('policy')}"])[0].value()
+        policy = parsed([f"policy={given.get('policy')}"])[0].value()
         folder = run_of(policy) if isinstance(policy, str) else None
     except (HydraException, ConfigError):  # told when the settings are read
         folder = None
@@ -107,7 +107,7 @@ def settings(config: DictConfig, given: Sequence[str], output_dir: str) -> tuple
     Raises:
         ConfigError: the record is none, or none of this version.
     """
-    words, policy = _read(given), config.policy
+    words, policy = parsed(given), config.policy
     if policy is None and config.model.path is None and os.path.isdir(os.path.join(output_dir, POLICY_FOLDER)):
         policy = output_dir
     home = run_of(policy) if isinstance(policy, str) else None
@@ -120,7 +120,7 @@ def settings(config: DictConfig, given: Sequence[str], output_dir: str) -> tuple
             if words_of_its_own and config.model.tokenizer != _OWN_WORDS:
                 print(_STRANGER.format(home=os.path.relpath(home)), flush=True)
             return config, None
-        merged = _merged(config, words, found | {"config": dict(_taken(home, found["config"], words))})
+        merged = merged_with(config, words, found | {"config": dict(taken_from(home, found["config"], words))})
         merged.policy = policy
     except (OmegaConfBaseException, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -130,14 +130,20 @@ def settings(config: DictConfig, given: Sequence[str], output_dir: str) -> tuple
     return merged, home
 
 
-def _merged(config: DictConfig, words: Sequence[Override], found: Mapping[str, Any]) -> DictConfig:
-    """Return the settings with those of a record in their place, and those of the command line above them."""
+def merged_with(
+    config: DictConfig, words: Sequence[Override], found: Mapping[str, Any], kept: Sequence[str] = OWN
+) -> DictConfig:
+    """Return the settings with those of a record in their place, and those of the command line above them.
+
+    Args:
+        kept: settings that stay as they are composed.
+    """
     fresh, merged = schema(), copy.deepcopy(config)
     with open_dict(merged):
         merged.name = found["name"]
         for key, value in found["config"].items():
             OmegaConf.update(fresh, key, value, merge=True)
-            own = {name: OmegaConf.select(config, name) for name in _OWN if name.startswith(f"{key}.")}
+            own = {name: OmegaConf.select(config, name) for name in kept if name.startswith(f"{key}.")}
             OmegaConf.update(merged, key, OmegaConf.select(fresh, key), merge=False)
             for name, inner in own.items():
                 OmegaConf.update(merged, name, inner, merge=False)
@@ -178,7 +184,7 @@ def told(config: DictConfig, given: Sequence[str], home: Path) -> str:
         usd, url = config.budget.run_usd, config.tools.server.url
         limit = "no budget.run_usd is set" if usd is None else f"budget.run_usd={usd:g} ends it"
         line += f" It asks {_listed(asked)}{f' at {url}' if url else ''}; {limit}."
-    own = [each.key_or_group for each in _read(given)]
+    own = [each.key_or_group for each in parsed(given)]
     own = [key for key in own if key not in ("policy", "name", "output_dir", "evaluation.dry_run")]
     return line + (f" The command sets {', '.join(own)}." if own else "")
 
@@ -188,7 +194,8 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join([*names[:5], *more] if more else names)
 
 
-def _read(words: Sequence[str]) -> list[Override]:
+def parsed(words: Sequence[str]) -> list[Override]:
+    """Return the words of a command line as Hydra reads them."""
     return OverridesParser.create().parse_overrides(list(words))
 
 
@@ -200,15 +207,21 @@ def _names_a_world(words: Sequence[Override], recorded: Mapping[str, Any]) -> bo
     return bool(groups - _SECTIONS.keys()) or any(name != recorded["env"]["name"] for name in names)
 
 
-def _taken(home: Path, recorded: Mapping[str, Any], words: Sequence[Override]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that come from the record; files that were named from the run's folder of work are found."""
+def taken_from(
+    home: Path, recorded: Mapping[str, Any], words: Sequence[Override], kept: Sequence[str] = OWN
+) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that come from the record; files that were named from the run's folder of work are found.
+
+    Args:
+        kept: settings that do not.
+    """
     start, chosen = _started_in(home), {_SECTIONS.get(each.key_or_group) for each in words}
     for key, value in recorded.items():
         if key in chosen:
             for inner in (name.partition(".")[2] for name in _OF_THE_RUN if name.startswith(f"{key}.")):
                 yield f"{key}.{inner}", value[inner]
         # A run that only replays has paid nobody, nor will its evaluation.
-        elif key not in _OWN or (key == "replay" and value["mode"] == ReplayMode.replay):
+        elif key not in kept or (key == "replay" and value["mode"] == ReplayMode.replay):
             yield key, _found(value, start, key)
 
 

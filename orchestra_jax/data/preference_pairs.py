@@ -153,6 +153,14 @@ class Pairs:
         pair = pairs[int(rng.integers(len(pairs)))]
         return pair.preference(tools, whose[int(rng.integers(len(whose)))])
 
+    def said(self, words: str, tools: Sequence[ToolSpec]) -> Preference | None:
+        """Return what a user weighs who says these words of the file; None: they are not there."""
+        for pair in (pair for named in self._named.values() for pairs in named.values() for pair in pairs):
+            for maker in makers(tools) if MAKER in pair.prefers else [""]:
+                if (meant := pair.preference(tools, maker)).instruction == words:
+                    return meant
+        return None
+
 
 # Draws a preference for a menu, from a split.
 Draw = Callable[[Sequence[ToolSpec], np.random.Generator, str], Preference]

@@ -59,6 +59,16 @@ def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str, make
             raise ValueError(f"Unknown preference {name!r}; known are {', '.join(WORDINGS)}.")
 
 
+def preference_of(words: str, tools: Sequence[ToolSpec]) -> Preference:
+    """Return what a user weighs who says these words, of either split; words of nobody mean that it be right."""
+    for kind, splits in WORDINGS.items():
+        for wording in (wording for some in splits.values() for wording in some):
+            for maker in makers(tools) if kind == "maker" else [""]:
+                if words == (wording.format(maker=maker) if maker else wording):
+                    return make_preference(kind, tools, wording, maker)
+    return make_preference("accuracy", tools, words)
+
+
 def spoken_wishes() -> dict[str, str]:
     """Return what a user of a served policy may name in a word, and the sentence that it stands for."""
     return {name: WORDINGS[kind]["train"][0] for name, kind in _SPOKEN.items()}

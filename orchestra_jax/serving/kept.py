@@ -8,18 +8,14 @@ weighed by its log-probs of the time, so that older weights may have sampled it.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.rollout import RolloutConfig
-from orchestra_jax.config.schema import ConfigError, WorldConfig
-from orchestra_jax.data.pipeline import TaskIterator, task_iterator
-from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
-from orchestra_jax.envs.quickstart.served import meant
+from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.data.pipeline import task_iterator
 from orchestra_jax.evaluation.decoding import decode_task, decode_trajectory
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
@@ -39,7 +35,8 @@ class KeptSource(RolloutSource):
     def __init__(
         self, algorithm: AlgorithmConfig, rollout: RolloutConfig, seed: int, collector: Collector, *rest: Any
     ) -> None:
-        world, chat = cast("KeptQuickstart", collector.environment), collector.chat
+        world: Any = collector.environment  # a `kept_worlds.KeptWorld`
+        chat = collector.chat
         for turn in (turn for each in world.kept for turn in each.turns):
             if chat is None or chat.decode(turn.sampled_ids) != turn.text:
                 raise ConfigError(
@@ -64,54 +61,6 @@ class KeptSource(RolloutSource):
             whole = [*members, *[nobody] * (self._group_size - len(members))]
             found += [replace(each, group=number, member=place) for place, each in enumerate(whole)]
         return found, {}
-
-
-class KeptQuickstart(QuickstartEnvironment):
-    """Trains on the tokens of a server's answers; what is held out is the world's own.
-
-    Attributes:
-        path: database of servers.
-    """
-
-    rollout_source = KeptSource
-
-    def __init__(self, cfg: WorldConfig) -> None:
-        super().__init__(cfg)
-        self.path = str(cfg.env.options["path"])
-
-    @classmethod
-    def problems(cls, cfg: WorldConfig) -> list[str]:
-        found, path = super().problems(cfg), cfg.env.options.get("path")
-        if not isinstance(path, str) or (
-            "://" not in path and (Path(path).suffix != ".db" or not Path(path).is_file())
-        ):
-            found.append(
-                f"path={'' if path is None else path} is no database of servers: name RUN/serving/served.db, or "
-                "postgresql://...; a log of `served write` is for +experiment=served."
-            )
-        return found
-
-    @classmethod
-    def forecast(cls, cfg: WorldConfig) -> str | None:
-        return f"Trains on the tokens in {cfg.env.options['path']}; nothing is asked again."
-
-    def train_tasks(self, batch_size: int) -> TaskIterator:
-        return task_iterator([each.task for each in self.kept], seed=self._cfg.seed, batch_size=batch_size)
-
-    @cached_property
-    def kept(self) -> list[Trajectory]:
-        """The judged answers, oldest first, with what their users weigh.
-
-        Raises:
-            ConfigError: the database cannot be read, or has none.
-        """
-        found, left = read_kept(self.path)
-        why = "".join(f"; {count} left out: {reason}" for reason, count in left.items())
-        if not found:
-            raise ConfigError(f"There is no answer to train on in {self.path!r}{why}.")
-        print(f"{len(found)} answers of {self.path}{why}.", flush=True)
-        rng = np.random.default_rng(self._cfg.seed)
-        return [replace(each, task=replace(each.task, preference=meant(each.task, rng))) for each in found]
 
 
 def read_kept(path: str) -> tuple[list[Trajectory], Counter[str]]:

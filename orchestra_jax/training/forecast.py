@@ -48,12 +48,12 @@ class StepCost:
 
 
 def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
-    """Return the dollars of a step, or None if no expert is called.
+    """Return the dollars of a step, or None if no expert is called: there is none, or what was said is kept.
 
     Assumes that each trajectory makes plan.calls calls of one expert, and one of the judge.
     """
     models = sorted({model for models in cfg.tools.experts.values() for model in models})
-    if not models:
+    if not models or hasattr(environment_class(cfg), "rollout_source"):
         return None
     trajectories = cfg.algorithm.tasks_per_step * cfg.algorithm.group_size
     judge = 0.0 if cfg.tools.judge == "match" else trajectories * call_usd(cfg, prices, cfg.tools.judge)

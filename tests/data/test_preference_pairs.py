@@ -50,6 +50,15 @@ def test_every_wording_of_its_split_that_the_menu_can_follow(tmp_path):
         draw(KINDS, np.random.default_rng(0), "test")
 
 
+def test_what_was_drawn_is_understood_by_its_words_alone(tmp_path):
+    pairs = Pairs.load(written(tmp_path / "pairs.jsonl", ROWS))
+    for seed in range(100):
+        drawn = pairs.draw(KINDS, np.random.default_rng(seed), "eval")
+        assert pairs.said(drawn.instruction, KINDS) == drawn
+    assert pairs.said("What Nobody made, quickly (eval).", KINDS) is None
+    assert pairs.said("", KINDS) is None
+
+
 def test_a_kind_that_all_tools_are_of_is_no_choice():
     pair = Pair("Local ones.", "train", {"local": 1.0})
     assert pair.fits(KINDS)

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from orchestra_jax.data.preferences import WORDINGS, applicable, make_preference, makers, sample_preference
-from orchestra_jax.types import CODE, FREE, MADE_BY, OPEN_WEIGHTS, PAID, SEARCH, ToolSpec
+from orchestra_jax.data.preferences import (
+    WORDINGS,
+    applicable,
+    make_preference,
+    makers,
+    preference_of,
+    sample_preference,
+)
+from orchestra_jax.types import CODE, FREE, MADE_BY, OPEN_WEIGHTS, PAID, SEARCH, Preference, ToolSpec
 
 SCHEMA = {"type": "object"}
 MENU = (
@@ -91,6 +98,15 @@ def test_sampling_reaches_every_wording_of_its_split_only(split: str):
     assert drawn == {text.format(maker=who) for k in WORDINGS.values() for text in k[split] for who in makers(KINDS)}
     first, second = (sample_preference(MENU, np.random.default_rng(1), split) for _ in range(2))
     assert first == second
+
+
+def test_what_was_drawn_is_understood_by_its_words_alone():
+    for split in ("train", "eval"):
+        for seed in range(200):
+            drawn = sample_preference(KINDS, np.random.default_rng(seed), split)
+            assert preference_of(drawn.instruction, KINDS) == drawn
+    for words in ("", "Take the blue one.", WORDINGS["maker"]["train"][0].format(maker="Nobody")):
+        assert preference_of(words, KINDS) == Preference("accuracy", words)
 
 
 def test_unknown_split():

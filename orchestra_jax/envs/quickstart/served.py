@@ -41,7 +41,7 @@ class ServedQuickstart(QuickstartEnvironment):
         if not isinstance(path, str) or not Path(path).is_file() or Path(path).suffix == ".db":
             found.append(
                 f"path={'' if path is None else path} names no served log: write one with `orchestra-jax served RUN "
-                "write LOG.jsonl`, and set path=LOG.jsonl; the database itself is for +experiment=kept."
+                "write LOG.jsonl`, and set path=LOG.jsonl; the database itself is for +experiment=my_logs."
             )
         return found
 

@@ -6,16 +6,15 @@ MODEL|total_cost the dollars; RouteLLM's tables have MODEL_response, or no outpu
 `Recording.notes` what it read and what it estimated.
 """
 
-import contextlib
 import gzip
 import json
-import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from orchestra_jax.config.served_path import is_served
 from orchestra_jax.data.rows import BadRow, rows_of, text_of
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.recorded.columns import COLUMNS, SEVERAL, Table, Texts, open_table
@@ -29,16 +28,13 @@ from orchestra_jax.envs.recorded.table import (
     tokens,
 )
 from orchestra_jax.money.records import calls_of
-from orchestra_jax.money.store import connect
 
 _RESPONSE, _OTHER_RESPONSE, _COST = "|model_response", "_response", "|total_cost"
 _FLAGS = {"true", "false", "0", "1", ""}
 _DATABASES = (".db", ".sqlite")
 _OF_A_SERVER = (
-    "{} is what a server kept: most questions have one model's answer, and a table needs every model's. In the "
-    "quickstart's world train on its tokens with `+experiment=kept path=SERVED.db model.path=RUN/policy`, or play its "
-    "questions anew: write its log with `orchestra-jax served RUN write LOG.jsonl`, and train with `+experiment=served "
-    "path=LOG.jsonl model.path=RUN/policy`, elsewhere with `env=qa data=jsonl data.path=LOG.jsonl` (docs/serve.md)."
+    "{} is what a server kept, and no table: train on it with `experiments/train.py +experiment=my_logs "
+    "path=RUN/serving/served.db model.path=RUN/policy` (docs/serve.md)."
 )
 _BY_CHARACTERS = f"{CHARS_PER_TOKEN} characters count as one"
 _BY_SPEED = "tokens at the price list's speed, or 60 a second"
@@ -298,9 +294,8 @@ def _notes(
 
 def _record_of_calls(file: Path, references: str | Path | None, only: Collection[str] | None) -> Recording:
     """Read our own record of paid calls (replay.path): the calls of experts that hold a question of `references`."""
-    with contextlib.closing(connect(file, "?mode=ro")) as database, contextlib.suppress(sqlite3.Error):
-        if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone():
-            raise ValueError(_OF_A_SERVER.format(repr(str(file))))
+    if is_served(str(file)):
+        raise ValueError(_OF_A_SERVER.format(repr(str(file))))
     if references is None:
         raise ValueError(f"{str(file)!r} tells no right answers: name a file of questions with answers as references.")
     known = load_tasks(references)

@@ -130,7 +130,7 @@ def test_what_a_server_kept_is_no_table_and_the_sentence_names_the_commands(tmp_
     log = write_lines(tmp_path / "log.jsonl", [{"question": "1 + 2?", "answer": "3", "trajectory": {}}])
     for file, references in ((tmp_path / "served.db", None), (tmp_path / "served.db", log), (log, None)):
         with pytest.raises(
-            ValueError, match=r"\+experiment=kept path=SERVED.db.*served RUN write LOG.jsonl.*path=LOG.jsonl"
+            ValueError, match=r"`.*\+experiment=my_logs path=RUN/serving/served.db model.path=RUN/policy`"
         ):
             read_recording(file, references)
 
