@@ -4,7 +4,7 @@ python experiments/plan.py +experiment=hle mesh.fsdp=16
 python experiments/plan.py +experiment=hle mesh.fsdp=8 plan.gpu=h200
 python experiments/plan.py +experiment=hle mesh.fsdp=16 rollout.history=keep
 python experiments/plan.py +experiment=hle model.path=Qwen/Qwen3-8B mesh.fsdp=16
-python experiments/plan.py +experiment=hle +placement=shared_node mesh.fsdp=16 rollout.server.python=python
+python experiments/plan.py +experiment=hle +placement=separate mesh.fsdp=8 rollout.server.python=python
 """
 
 import os
@@ -20,9 +20,15 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs here, so no GPU is started e
 
 def main(config: "DictConfig") -> None:
     """Plan the composed config."""
+    from hydra.core.hydra_config import HydraConfig
+
     from orchestra_jax.config import cli
+    from orchestra_jax.config.placing import placed
     from orchestra_jax.config.schema import ConfigError
 
+    config, told = placed(config, HydraConfig.get().overrides.task)
+    if told:
+        print(told, flush=True)
     cfg = cli.configure(config)
     from orchestra_jax.planning.report import run  # only now: a mistake needs no JAX
 

@@ -34,6 +34,11 @@ def main(config: "DictConfig") -> None:
         with one_sentence():
             config, told = in_its_world(config, words)
         opening = f"{told}\n{opening}"
+    if config.rollout.engine == "sglang":
+        from orchestra_jax.config.placing import placed
+
+        config, told = placed(config, words)
+        opening = f"{opening}\n{told}".strip()
     cfg = cli.configure(config)
     start = Start.of(config)
     cli.require(cfg, "train", start, lambda: [*missing(cfg), *environment_class(cfg).problems(cfg)])

@@ -148,7 +148,7 @@ def merged_with(
             for name, inner in own.items():
                 OmegaConf.update(merged, name, inner, merge=False)
         for word in words:
-            _set_again(merged, word)
+            set_again(merged, word)
     return merged
 
 
@@ -246,7 +246,7 @@ def _found(value: Any, start: Path | None, key: str) -> Any:
     return str(start / value) if is_file and os.path.exists(start / value) else value
 
 
-def _set_again(config: Any, word: Override) -> None:
+def set_again(config: Any, word: Override) -> None:
     """Set what a word of the command line set; choices of groups have been left as they were."""
     key = word.key_or_group
     if key in _SECTIONS:

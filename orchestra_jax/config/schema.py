@@ -265,7 +265,7 @@ class ProfileConfig(Settings):
 
 @dataclass(frozen=True)
 class PlanConfig(Settings):
-    """Questions to experiments/plan.py beside the run itself; training ignores them."""
+    """Questions to experiments/plan.py beside the run itself; training reads gpus_per_node alone."""
 
     gpu: str = "h100-80gb"  # a GPU of models/gpus.py
     mfu: float = within(0.4, 0.001, 1)  # assumed share of its dense bf16 peak
