@@ -109,20 +109,15 @@ class Trainer:
         # The engine, and the parts that sample with it.
         self.serving = self._start_engine(len(chat.tokenizer))
         self.engine = self.serving.engine
+        if cfg.logger.speed:
+            from orchestra_jax.training.idle import WatchedEngine
+
+            self.engine = WatchedEngine(self.serving.engine)
         with self.processes.together():
             self.collector = make_collector(cfg, environment, chat)
             tasks = environment.train_tasks(cfg.algorithm.tasks_per_step)
-            self.rollouts = rollout_source(
-                cfg.algorithm,
-                cfg.rollout,
-                cfg.seed,
-                self.collector,
-                self.engine,
-                tasks,
-                loop,
-                self.processes,
-                steps=cfg.steps,
-            )
+            sampling = cfg.algorithm, cfg.rollout, cfg.seed, self.collector, self.engine, tasks, loop, self.processes
+            self.rollouts = rollout_source(*sampling, steps=cfg.steps)
             groups, largest = self.rollouts.per_step, environment.largest_menu()
             self.rewards = GroupRewards(cfg.reward, cfg.algorithm.advantage, cfg.algorithm.group_size, groups, largest)
             if position is not None:
@@ -263,11 +258,13 @@ class Trainer:
         self._lap("other")
         times, self._times = self._times, {}
         if self.cfg.logger.speed:
+            from orchestra_jax.training.idle import idle_shares
             from orchestra_jax.training.speed import speed_metrics
 
             parts, trained = (self.cfg.algorithm, self.cfg.rollout, self.model, self.processes), advantages[groups].flat
             adapted = self.lora is not None
             figures |= speed_metrics(*parts, trajectories, members, trained, updates, times, adapted=adapted)
+            figures |= idle_shares(self.engine, times, self._lapped, self.cfg.rollout)
         return figures | times
 
     def _lap(self, name: str) -> None:
