@@ -37,7 +37,7 @@ LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 PURE = ("rl", "models")
 READS_FILES = {
     "models/checkpoint/__init__.py", "models/checkpoint/gguf.py", "models/checkpoint/reading.py",
-    "models/checkpoint/safetensors.py", "models/lora.py", "models/saved_tokenizer.py",
+    "models/checkpoint/safetensors.py", "models/checkpoint/together.py", "models/lora.py", "models/saved_tokenizer.py",
 }  # fmt: skip
 IMPURE_MODULES = {
     "asyncio", "datetime", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "shutil",

@@ -377,15 +377,9 @@ class Trainer:
         return restored(self.checkpoints, saved, self.warm, self.policy, reference)
 
     def _start_engine(self, tokenizer_size: int) -> RunEngine:
+        given = self.cfg.rollout, self.model, self._engine_params(), self.state.version
         return start_engine(
-            self.cfg.rollout,
-            self.model,
-            self._engine_params(),
-            self.state.version,
-            tokenizer_size=tokenizer_size,
-            directory=self.directory,
-            loop=self.loop,
-            processes=self.processes,
+            *given, tokenizer_size=tokenizer_size, directory=self.directory, loop=self.loop, processes=self.processes
         )
 
     def _engine_params(self) -> Params:

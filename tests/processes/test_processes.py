@@ -174,6 +174,20 @@ def test_two_processes_agree_and_each_gathers_the_weights_into_its_memory():
         assert lines(ended.stderr) == ["raised too dear step True"]
 
 
+def test_two_processes_write_the_files_of_a_checkpoint_and_tell_what_one_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SHARED", str(tmp_path))
+    first, second = run_workers("export")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    for index, ended in enumerate((first, second)):
+        said = [line.partition(": ")[0] for line in lines(ended.stderr)]
+        own, other = "raised [Errno 28] no room", "raised Process {} could not write its part of {!r}"
+        assert said == [
+            own if number == index else other.format(number, str(tmp_path / ".all.partial")) for number in range(2)
+        ]
+
+
 @pytest.mark.parametrize(
     ("mode", "lost", "left"), [("vanish", 1, 0), ("first_vanishes", 0, 1), ("first_vanishes_unseen", 0, 1)]
 )

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from orchestra_jax.config.schema import MeshConfig
+from orchestra_jax.models import checkpoint
+from orchestra_jax.models.checkpoint import safetensors
+from orchestra_jax.models.decoder import init_params
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.processes import Processes, joined
@@ -70,6 +76,49 @@ def weights(processes: Processes) -> None:
             assert turned[name].swapaxes(-1, -2).flags.c_contiguous
 
 
+def export(processes: Processes) -> None:
+    """Each process writes its files of a checkpoint; what one cannot write is told by all and leaves the old folder."""
+    shared, written = Path(os.environ["SHARED"]), list[str]()
+    model = Qwen3Config(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=8,
+    )  # fmt: skip
+    mesh, whole = make_mesh(fsdp=-1), init_params(model, jax.random.key(0))
+
+    def place(leaf: jax.Array) -> jax.Array:
+        sharding = NamedSharding(mesh, PartitionSpec(*[None] * (leaf.ndim - 1), "fsdp"))
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: np.asarray(leaf)[index])
+
+    params, original = jax.tree.map(place, whole), safetensors._write_file
+
+    def write(path: Path, found: Any) -> None:
+        if failing == processes.index:
+            raise OSError(28, "no room", path.name)
+        written.append(path.name)
+        original(path, found)
+
+    safetensors._write_file, failing = write, None
+    checkpoint.save(shared / "all", model, params, max_shard_bytes=4000)
+    names = processes.gather(written.copy())
+    files = sorted(file.name for file in (shared / "all").glob("*.safetensors"))
+    assert sorted(name for some in names for name in some) == files
+    assert min(map(len, names)) >= len(files) // processes.count > 1
+    found = checkpoint.load(shared / "all")[1]
+    jax.tree.map(np.testing.assert_array_equal, found, whole)
+    # Only the first process sees this folder.
+    own = shared / ("first" if processes.first else "nowhere")
+    checkpoint.save(own, model, params, max_shard_bytes=4000)
+    assert [sorted(some) for some in processes.gather(written[len(names[processes.index]) :])] == [files, []]
+    for number in range(processes.count):
+        failing = number
+        try:
+            checkpoint.save(shared / "all", model, params, max_shard_bytes=4000, overwrite=True)
+        except OSError as error:
+            print(f"raised {error}", file=sys.stderr)
+        processes.gather(0)
+        assert sorted(file.name for file in (shared / "all").glob("*.safetensors")) == files
+        assert not (shared / ".all.partial").exists()
+
+
 def vanish(processes: Processes) -> None:
     """The last process is killed while the others wait for it in a collective."""
     if processes.index == processes.count - 1:
@@ -111,6 +160,6 @@ if __name__ == "__main__":
     names, process, count, port = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     with joined(MeshConfig(coordinator=f"127.0.0.1:{port}", processes=count, process=process)) as found:
         print(f"process {found.index} of {found.count}", flush=True)
-        modes = (agree, weights, vanish, first_vanishes, first_vanishes_unseen, fail)
+        modes = (agree, weights, export, vanish, first_vanishes, first_vanishes_unseen, fail)
         for name in names:
             {function.__name__: function for function in modes}[name](found)

@@ -9,9 +9,8 @@ import functools
 import json
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +53,7 @@ def save(
     """Write a checkpoint that transformers and SGLang load; a tied head is left out.
 
     Under its own name the folder is complete or absent, see `whole_folder`. With several processes all must call this,
-    unless `alone`: parameters are gathered tensor by tensor, and process 0 writes.
+    unless `alone`: parameters are gathered tensor by tensor, and each process writes its share of the files.
 
     Args:
         dtype: dtype of the files; None: each parameter's own.
@@ -69,20 +68,28 @@ def save(
     """
     folder = Path(folder).absolute()
     tensors = host_tensors(config, params, dtype)
-    writer = alone or jax.process_index() == 0
-    with whole_folder(folder, overwrite=overwrite) if writer else nullcontext(folder) as partial:
-        _write_tensors(partial, tensors, max_shard_bytes, writer)
-        if writer:
-            param_dtype = str(jnp.result_type(*(tensor.dtype for tensor in tensors)))
-            hf = config.replace(param_dtype=param_dtype).to_hf()
-            if tokenizer is not None:
-                ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-                hf |= {key: value for key, value in ids.items() if value is not None}
-                tokenizer.save_pretrained(partial)
-            (partial / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
-            open_to_readers(partial)
-    if jax.process_count() > 1 and not alone:
-        multihost_utils.sync_global_devices(f"saved {folder}")
+    files, place = split(tensors, max_shard_bytes), whole_folder(folder, overwrite=overwrite)
+    several = jax.process_count() > 1 and not alone
+    if several:
+        from orchestra_jax.models.checkpoint.together import written_together
+
+        place = written_together(place, folder, functools.partial(write_files, tensors=tensors, files=files))
+    with place as partial:
+        if several and jax.process_index() > 0:
+            return  # the first process writes the rest
+        if not several:
+            write_files(partial, tensors, files)
+        if files.is_sharded:
+            index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
+            (partial / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        param_dtype = str(jnp.result_type(*(tensor.dtype for tensor in tensors)))
+        hf = config.replace(param_dtype=param_dtype).to_hf()
+        if tokenizer is not None:
+            ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+            hf |= {key: value for key, value in ids.items() if value is not None}
+            tokenizer.save_pretrained(partial)
+        (partial / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
+        open_to_readers(partial)
 
 
 @dataclass(frozen=True)
@@ -186,23 +193,26 @@ def split(tensors: Sequence[HostTensor], max_bytes: int = SHARD_BYTES) -> StateD
     )
 
 
-def _write_tensors(folder: Path, tensors: Sequence[HostTensor], max_bytes: int, writer: bool) -> None:
-    files = split(tensors, max_bytes)
+def write_files(
+    folder: Path, tensors: Sequence[HostTensor], files: StateDictSplit, own: Callable[[int], bool] | None = None
+) -> None:
+    """Write the files of tensors: those whose numbers are `own`, all gathered together, or all of them, alone."""
     by_name = {tensor.name: tensor for tensor in tensors}
+    failed: BaseException | None = None
     with ThreadPoolExecutor(WRITERS) as pool:
         writing = deque[Future[None]]()
-        for file, names in files.filename_to_tensors.items():
-            gathered = ((by_name[name], by_name[name].gathered()) for name in names)  # in all processes
-            found = [pair for pair in gathered if writer]
-            if writer:
-                if len(writing) == WRITERS:
-                    writing.popleft().result()
+        for number, (file, names) in enumerate(files.filename_to_tensors.items()):
+            found = [(by_name[name], by_name[name].gathered()) for name in names]
+            if len(writing) == WRITERS:
+                failed = failed or writing.popleft().exception()
+            if failed and own is None:
+                break  # else the other processes count on this one to gather
+            if not failed and (own is None or own(number)):
                 writing.append(pool.submit(_write_file, folder / file, found))
         for written in writing:
-            written.result()
-    if writer and files.is_sharded:
-        index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+            failed = failed or written.exception()
+    if failed:
+        raise failed
 
 
 def _write_file(path: Path, found: Sequence[tuple[HostTensor, np.ndarray]]) -> None:
