@@ -1,6 +1,7 @@
 """The embedded engine: the shared contract in several settings, and what only its slots and schedule can get wrong."""
 
 import asyncio
+import functools
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,12 +28,16 @@ CONFIG = Qwen3Config(
 # One layer compiles faster, so two kinds alone have two layers: in a list and stacked.
 DEEP = replace(CONFIG, num_layers=2)
 SCANNED = replace(DEEP, scan_layers=True)
-PARAMS = {
-    config: [decoder.init_params(config, jax.random.key(i)) for i in (0, 1)] for config in (CONFIG, DEEP, SCANNED)
-}
 LENGTH = 64
 # Prompts of more than 8 tokens take several passes, more than 8 requests wait for a slot.
 SETTINGS = RolloutConfig(slots=8, limits=RolloutLimits(max_length=LENGTH), chunk=4, widths=[4, 8])
+
+
+@functools.cache
+def weights(config: Qwen3Config) -> tuple[dict, dict]:
+    """Versions 0 and 1."""
+    first, second = (decoder.init_params(config, jax.random.key(seed)) for seed in (0, 1))
+    return first, second
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ async def make(monkeypatch):
     def build(config=CONFIG, *, shortest_window=None, **options):
         if shortest_window:
             monkeypatch.setattr(slot_cache, "_SHORTEST_WINDOW", shortest_window)
-        engine = EmbeddedEngine(config, PARAMS[config][0], replace(SETTINGS, **options))
+        engine = EmbeddedEngine(config, weights(config)[0], replace(SETTINGS, **options))
         engines.append(engine)
         return engine
 
@@ -66,7 +71,7 @@ class TestEmbeddedContract(EngineContract):
     @pytest.fixture(params=KINDS)
     def subject(self, request, make):
         engine = make(**KINDS[request.param])
-        params = PARAMS[engine.config]
+        params = weights(engine.config)
         return Subject(engine, engine.config, params[0], params[1], LENGTH)
 
 
@@ -164,7 +169,7 @@ async def test_few_long_prompts_are_not_padded_to_a_large_bucket(make, monkeypat
 
 
 def subject_of(engine):
-    return Subject(engine, engine.config, *PARAMS[engine.config], LENGTH)
+    return Subject(engine, engine.config, *weights(engine.config), LENGTH)
 
 
 async def test_a_session_reads_only_what_is_new(make):
@@ -293,7 +298,7 @@ async def test_an_update_takes_hold_between_two_chunks(make):
         async with asyncio.timeout(SECONDS):
             while len(engine._running) == 0 or len(*[r.sampled for r in engine._running.values()]) < 4 * version:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        await engine.update_weights(PARAMS[CONFIG][version % 2], version)
+        await engine.update_weights(weights(CONFIG)[version % 2], version)
     async with asyncio.timeout(SECONDS):
         generation = await caller
     assert generation.version_spans == ((0, 4), (1, 4), (2, 4))
@@ -301,7 +306,7 @@ async def test_an_update_takes_hold_between_two_chunks(make):
 
 
 def test_a_second_event_loop_is_refused():
-    engine = EmbeddedEngine(CONFIG, PARAMS[CONFIG][0], SETTINGS)
+    engine = EmbeddedEngine(CONFIG, weights(CONFIG)[0], SETTINGS)
     asyncio.run(engine.generate((1, 2, 3), SamplingParams(3)))
     with pytest.raises(RuntimeError, match=r"another event loop; make an engine of its own for each loop\.$"):
         asyncio.run(engine.generate((1, 2, 3), SamplingParams(3)))

@@ -92,11 +92,13 @@ def test_no_token_is_dropped_and_each_is_alone() -> None:
     np.testing.assert_allclose(same[:1], baselines({k: np.asarray(v) for k, v in at.items()}, True)[:1], atol=2e-5)
 
 
-TOKENS = jax.random.randint(jax.random.key(1), (8, 6), 0, CONFIG.vocab_size)
-POSITIONS = jnp.broadcast_to(jnp.arange(6), TOKENS.shape)
+TOKENS = np.random.default_rng(1).integers(0, CONFIG.vocab_size, (8, 6), np.int32)
+POSITIONS = np.broadcast_to(np.arange(6, dtype=np.int32), TOKENS.shape)
 
 
-PARAMS = init_params(CONFIG, jax.random.key(0))
+@functools.cache
+def weights() -> dict:
+    return init_params(CONFIG, jax.random.key(0))
 
 
 def value(params, config, tokens, constrain=None):
@@ -109,9 +111,9 @@ GRADIENTS = jax.jit(jax.value_and_grad(value, has_aux=True), static_argnums=(1, 
 
 @pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
 def test_experts_split_over_devices_give_the_same() -> None:
-    (_, want), expected = GRADIENTS(PARAMS, CONFIG, TOKENS)
+    (_, want), expected = GRADIENTS(weights(), CONFIG, TOKENS)
     mesh, rules = make_mesh(2, 2, 2), ShardingRules()
-    placed = jax.device_put(PARAMS, MeshSharding(mesh, rules).params(abstract_params(CONFIG), axes=CONFIG.axes))
+    placed = jax.device_put(weights(), MeshSharding(mesh, rules).params(abstract_params(CONFIG), axes=CONFIG.axes))
     up = placed["layers"]["experts_up"]["kernel"]
     assert up.sharding.shard_shape(up.shape) == (2, 4, 8, 8)
     tokens = jax.device_put(TOKENS, MeshSharding(mesh, rules).batch)
@@ -127,24 +129,24 @@ def test_experts_split_over_devices_give_the_same() -> None:
 def test_padding_changes_nothing_and_scanned_layers_are_the_unrolled_ones() -> None:
     ids = jnp.array([[1, 1, 1, 1, 0, 0]] * 8)
     run = jax.jit(forward, static_argnums=1)
-    want, _ = run(PARAMS, CONFIG, TOKENS, POSITIONS, segment_ids=ids)
+    want, _ = run(weights(), CONFIG, TOKENS, POSITIONS, segment_ids=ids)
     unrolled = CONFIG.replace(scan_layers=False, remat="none")
-    params = to_params(to_tensors(PARAMS, CONFIG), unrolled)
-    got, _ = run(params, unrolled, TOKENS.at[:, 4:].set(3), POSITIONS, segment_ids=ids)
+    params = to_params(to_tensors(weights(), CONFIG), unrolled)
+    got, _ = run(params, unrolled, jnp.asarray(TOKENS).at[:, 4:].set(3), POSITIONS, segment_ids=ids)
     np.testing.assert_allclose(got[:, :4], want[:, :4], atol=1e-5)
 
 
 def test_tensors_have_the_hubs_names_and_come_back_equal(tmp_path) -> None:
-    checkpoint.save(tmp_path, CONFIG, PARAMS)
+    checkpoint.save(tmp_path, CONFIG, weights())
     with safe_open(tmp_path / "model.safetensors", framework="numpy") as file:
         assert len(file.keys()) == 2 + 2 * (2 + 6 + 1 + 3 * 8)
         up = file.get_tensor("model.layers.1.mlp.experts.7.up_proj.weight")
         assert file.get_tensor("model.layers.0.mlp.gate.weight").shape == (8, 16)
-    np.testing.assert_array_equal(up, PARAMS["layers"]["experts_up"]["kernel"][1, 7].T)
+    np.testing.assert_array_equal(up, weights()["layers"]["experts_up"]["kernel"][1, 7].T)
     for mesh in (None, make_mesh(fsdp=jax.device_count() // 2, tensor=2) if jax.device_count() == 8 else None):
         config, params = checkpoint.load(tmp_path, mesh, scan_layers=True, remat="full")
         assert config == CONFIG
-        jax.tree.map(np.testing.assert_array_equal, params, dict(PARAMS))
+        jax.tree.map(np.testing.assert_array_equal, params, dict(weights()))
 
 
 def test_what_is_not_computed_is_refused_by_name() -> None:
@@ -173,14 +175,15 @@ def test_released_sizes(name: str, billions: float, active: float) -> None:
 
 
 def test_balance_of_the_routing() -> None:
+    loss, metrics = (jax.jit(function, static_argnums=1) for function in (load_balancing_loss, routing_metrics))
     even = jnp.eye(4)[None] * 9.0  # every expert has one of four tokens
-    assert float(load_balancing_loss(even, 1)) == pytest.approx(1.0, abs=1e-4)
-    figures = routing_metrics(even, 1)
+    assert float(loss(even, 1)) == pytest.approx(1.0, abs=1e-4)
+    figures = metrics(even, 1)
     assert (float(figures["routing_busiest"]), float(figures["routing_entropy"])) == (0.25, pytest.approx(1.0))
     mask = jnp.array([1, 0, 0, 0])  # the rest is padding
-    assert float(load_balancing_loss(even, 1, mask)) == pytest.approx(4.0, rel=0.01)
-    assert float(routing_metrics(even, 1, mask)["routing_busiest"]) == 1.0
+    assert float(loss(even, 1, mask)) == pytest.approx(4.0, rel=0.01)
+    assert float(metrics(even, 1, mask)["routing_busiest"]) == 1.0
 
-    seen = jax.jit(router_logits, static_argnums=1)(PARAMS, CONFIG, TOKENS, POSITIONS)
+    seen = jax.jit(router_logits, static_argnums=1)(weights(), CONFIG, TOKENS, POSITIONS)
     assert seen.shape == (2, TOKENS.size, 8)
-    assert 1 / 8 < float(routing_metrics(seen, 2)["routing_busiest"]) < 1
+    assert 1 / 8 < float(metrics(seen, 2)["routing_busiest"]) < 1

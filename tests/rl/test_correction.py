@@ -10,10 +10,10 @@ import pytest
 from orchestra_jax.rl.losses import LOSSES, LossConfig, policy_loss, recomputes_old
 
 # Log of learner / engine of two sequences of three and two tokens.
-GAPS = jnp.log(jnp.array([[2.0, 2.0, 0.5], [0.1, 1.0, 1.0]]))
-MASK = jnp.array([[True, True, True], [True, True, False]])
-OLD = jnp.full((2, 3), -1.0)
-ONES = jnp.ones(2)
+GAPS = np.log(np.array([[2.0, 2.0, 0.5], [0.1, 1.0, 1.0]], np.float32))
+MASK = np.array([[True, True, True], [True, True, False]])
+OLD = np.full((2, 3), -1.0, np.float32)
+ONES = np.ones(2, np.float32)
 
 
 def loss_of(cfg: LossConfig, advantages=ONES):

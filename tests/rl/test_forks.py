@@ -38,8 +38,8 @@ def rows(scale, seed=0):
 
 
 def joined(values):
-    """The same values with one row for each trajectory, [3, T]."""
-    found = np.zeros((3, T), np.asarray(values).dtype)
+    """The same values with one row for each trajectory, [6, T]; the last three rows are empty."""
+    found = np.zeros((len(LENGTHS), T), np.asarray(values).dtype)
     for owner in range(3):
         whole = np.concatenate([values[i, : LENGTHS[i]] for i in np.flatnonzero(owner == OWNERS)])
         found[owner, : len(whole)] = whole
@@ -72,7 +72,7 @@ def test_the_rows_of_a_trajectory_give_what_one_row_would(name, form, aggregatio
         others = np.bincount(OWNERS, totals)[OWNERS] - totals
         related = {"share": np.float32(share), "other_log_ratios": np.float32(others)}
         whole = {field: joined(values) for field, values in data.items()}
-        loss, wanted = gradient(whole, cfg, ADVANTAGES)
+        loss, wanted = gradient(whole, cfg, np.pad(ADVANTAGES, (0, 3)))
         found = gradient(data, cfg, ADVANTAGES[OWNERS], **related)
         np.testing.assert_allclose(found[0], loss, rtol=2e-5)
         np.testing.assert_allclose(joined(np.asarray(found[1])), wanted, rtol=2e-4, atol=1e-7)

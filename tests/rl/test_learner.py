@@ -34,8 +34,10 @@ SHARED = MicroShapes(WIDTH * ROWS, (WIDTH,), (6,), rows_per_prefix=2)
 
 PERCENTILES = ("ratio_p01", "ratio_p50", "ratio_p99", "importance_p01", "importance_p99")
 
-PARAMS = init_params(CONFIG, jax.random.key(0))
-REFERENCE = init_params(CONFIG, jax.random.key(1))
+
+@functools.cache
+def weights(seed: int = 0) -> dict:
+    return init_params(CONFIG, jax.random.key(seed))
 
 
 def make_rows(seed: int = 0, count: int = 7, members: int = 3) -> list[TokenSequence]:
@@ -95,14 +97,14 @@ KL = {"kl_coef": 0.3, "kl": "k3", "importance": "tis"}
 def policy_gradient(made: Learner, rows, shapes):
     batches = micro_batches(rows, shapes)
     if made.cfg.loss.kl_coef:
-        batches = [made.with_ref_logprobs(REFERENCE, batch) for batch in batches]
-    state, metrics = made.policy_step(made.init(PARAMS), batches)
+        batches = [made.with_ref_logprobs(weights(1), batch) for batch in batches]
+    state, metrics = made.policy_step(made.init(weights()), batches)
     return state.opt_state, metrics
 
 
 def supervised_gradient(rows, shapes):
     made = learner(**KL)
-    state, metrics = made.supervised_step(made.init(PARAMS), micro_batches(rows, shapes))
+    state, metrics = made.supervised_step(made.init(weights()), micro_batches(rows, shapes))
     return state.opt_state, metrics
 
 
@@ -114,8 +116,8 @@ def test_scores_equal_log_softmax_of_the_whole_rows(shapes, chunk):
     rows = make_rows()
     (batch,) = micro_batches(rows, shapes)
     score = jax.jit(functools.partial(batch_logprobs, config=CONFIG, temperature=0.7, chunk=chunk))
-    found = score(PARAMS, batch=batch)
-    expected = naive_scores(PARAMS, *padded(rows), temperature=0.7)
+    found = score(weights(), batch=batch)
+    expected = naive_scores(weights(), *padded(rows), temperature=0.7)
     for values, wanted in zip(found, expected, strict=True):
         assert values.shape == batch.tokens.shape
         np.testing.assert_array_equal(np.asarray(values) != 0, batch.mask > 0)  # 0 where nothing was sampled
@@ -128,8 +130,8 @@ def test_scores_equal_log_softmax_of_the_whole_rows(shapes, chunk):
 def test_the_learner_scores_at_its_temperature():
     rows = make_rows()
     (batch,) = micro_batches(rows, FULL)
-    expected, _ = naive_scores(PARAMS, *padded(rows), temperature=0.8)
-    np.testing.assert_allclose(learner(**KL).with_old_logprobs(PARAMS, batch).old_logprobs, expected, atol=2e-5)
+    expected, _ = naive_scores(weights(), *padded(rows), temperature=0.8)
+    np.testing.assert_allclose(learner(**KL).with_old_logprobs(weights(), batch).old_logprobs, expected, atol=2e-5)
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
@@ -154,19 +156,19 @@ def test_policy_gradient_of_micro_batches_is_that_of_the_batch(shapes):
 def test_percentiles_compare_the_policy_with_the_engine():
     rows, made = make_rows(), learner()
     (batch,) = micro_batches(rows, FULL)
-    scores = made.with_old_logprobs(PARAMS, batch).old_logprobs
-    weights = np.exp(np.asarray(scores) - np.asarray(batch.rollout_logprobs))[np.asarray(batch.mask) > 0]
-    _, metrics = made.policy_step(made.init(PARAMS), [batch])
+    scores = made.with_old_logprobs(weights(), batch).old_logprobs
+    ratios = np.exp(np.asarray(scores) - np.asarray(batch.rollout_logprobs))[np.asarray(batch.mask) > 0]
+    _, metrics = made.policy_step(made.init(weights()), [batch])
     # The engine's log-probs are the old ones here, so both are the same.
     found = [metrics[name] for name in PERCENTILES]
-    np.testing.assert_allclose(found, np.percentile(weights, (1, 50, 99, 1, 99)), rtol=1e-4)
+    np.testing.assert_allclose(found, np.percentile(ratios, (1, 50, 99, 1, 99)), rtol=1e-4)
 
 
 def test_percentiles_of_micro_batches_are_averaged_by_tokens():
     batches = micro_batches(make_rows(), MICRO)
     made = learner()
-    alone = [made.policy_step(made.init(PARAMS), [batch])[1] for batch in batches]
-    _, together = made.policy_step(made.init(PARAMS), batches)
+    alone = [made.policy_step(made.init(weights()), [batch])[1] for batch in batches]
+    _, together = made.policy_step(made.init(weights()), batches)
     tokens = [metrics["tokens"] for metrics in alone]
     assert len(set(tokens)) > 1
     for name in PERCENTILES:
@@ -183,9 +185,13 @@ def test_the_gradient_of_a_trajectory_ratio_is_a_mean_over_tokens_like_all_other
     """At a ratio of 1 Eq. 4 has the gradient of grpo's mean over tokens, KL included: it grows neither with the length
     of trajectories nor with their number."""
 
+    made = {
+        loss: Learner(CONFIG, LearnerConfig(LossConfig(loss, kl_coef=0.3), own_old=True), recorder())
+        for loss in ("sequence", "grpo")
+    }
+
     def gradient(loss, rows, shapes):
-        cfg = LearnerConfig(LossConfig(loss, kl_coef=0.3), own_old=True)
-        return policy_gradient(Learner(CONFIG, cfg, recorder()), rows, shapes)[0]
+        return policy_gradient(made[loss], rows, shapes)[0]
 
     rows = make_rows()
     assert len({sum(row.sampled) for row in rows}) > 2
@@ -196,7 +202,7 @@ def test_the_gradient_of_a_trajectory_ratio_is_a_mean_over_tokens_like_all_other
 @functools.cache
 def naive_supervised():
     """The loss of `make_rows()` and its gradient: the same for all shapes, compiled once."""
-    value, gradient = jax.value_and_grad(naive_supervised_loss)(PARAMS, make_rows())
+    value, gradient = jax.jit(jax.value_and_grad(lambda params: naive_supervised_loss(params, make_rows())))(weights())
     return float(value), gradient
 
 
@@ -251,7 +257,7 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
     rows = [with_advantage(row, 1.0 if i % 2 else -1.0) for i, row in enumerate(make_rows(members=1))]
     (batch,) = micro_batches(rows, FULL)
     made = Learner(CONFIG, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-3)))
-    scores = np.asarray(made.with_old_logprobs(PARAMS, batch).old_logprobs)
+    scores = np.asarray(made.with_old_logprobs(weights(), batch).old_logprobs)
     # On-policy: behaviour log-probs are the policy's own.
     on_policy = [
         TokenSequence(r.tokens, r.sampled, tuple(scores[b, : len(r.tokens)].tolist()), r.prefix, r.advantage)
@@ -260,7 +266,7 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
     batches = micro_batches(on_policy, FULL)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a donated buffer of no use would warn
-        state, metrics = made.policy_step(made.init(PARAMS), batches)
+        state, metrics = made.policy_step(made.init(weights()), batches)
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["mismatch_max"] == pytest.approx(0.0, abs=1e-5)
     assert int(state.step) == 1
@@ -272,14 +278,14 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
 def test_no_gradient_leaves_every_bit_of_the_parameters():
     made = Learner(CONFIG, plain_learner().cfg, make_optimizer(OptimizerConfig(0.1)))
     rows = [with_advantage(row, 0.0) for row in make_rows()]
-    state, metrics = made.policy_step(made.init(PARAMS), micro_batches(rows, FULL))
+    state, metrics = made.policy_step(made.init(weights()), micro_batches(rows, FULL))
     assert metrics["grad_norm"] == metrics["update_norm"] == 0
-    chex.assert_trees_all_equal(state.params, PARAMS, strict=True)
+    chex.assert_trees_all_equal(state.params, weights(), strict=True)
 
 
 def test_supervised_steps_lower_the_loss():
     made = Learner(CONFIG, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-2)))
-    state, batches = made.init(PARAMS), micro_batches(make_rows(), FULL)
+    state, batches = made.init(weights()), micro_batches(make_rows(), FULL)
     losses = []
     for _ in range(5):
         state, metrics = made.supervised_step(state, batches)
@@ -292,7 +298,7 @@ def test_supervised_steps_lower_the_loss():
 def test_a_step_needs_rows():
     made = learner(**KL)
     with pytest.raises(ValueError, match="at least one micro-batch"):
-        made.supervised_step(made.init(PARAMS), [])
+        made.supervised_step(made.init(weights()), [])
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
@@ -305,7 +311,7 @@ def as_bytes(tree) -> list[bytes]:
 def test_a_step_that_is_not_finite_is_skipped_and_reported():
     made = Learner(CONFIG, plain_learner().cfg, make_optimizer(OptimizerConfig(1e-2, warmup_steps=3)))
     rows = make_rows()
-    state, metrics = made.policy_step(made.init(PARAMS), micro_batches(rows, MICRO))
+    state, metrics = made.policy_step(made.init(weights()), micro_batches(rows, MICRO))
     assert metrics["skipped"] == 0
     before = as_bytes(state)
     broken = [*rows[:-1], with_advantage(rows[-1], float("nan"))]  # in one of several micro-batches
@@ -322,16 +328,16 @@ def test_a_step_that_is_not_finite_is_skipped_and_reported():
 
 def test_the_state_has_copies_unless_donated():
     made, batches = learner(**KL), micro_batches(make_rows(), FULL)
-    params = jax.tree.map(jnp.copy, PARAMS)
+    params = jax.tree.map(jnp.copy, weights())
     made.supervised_step(made.init(params), batches)
-    assert as_bytes(params) == as_bytes(PARAMS)
+    assert as_bytes(params) == as_bytes(weights())
     made.supervised_step(made.init(params, donate=True), batches)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(params))
 
 
 def test_params_are_cast_to_the_stored_dtype_and_a_host_reference_is_scored():
     made = learner(**KL)
-    host = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.bfloat16), REFERENCE)
+    host = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.bfloat16), weights(1))
     assert {leaf.dtype for leaf in jax.tree.leaves(made.init(host).params)} == {jnp.dtype("float32")}
     (batch,) = micro_batches(rows := make_rows(), FULL)
     widened = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), host)
@@ -358,29 +364,32 @@ def test_adapters_have_the_gradient_of_the_adapted_policy_and_the_base_stays():
     made = Learner(CONFIG, learner(**KL).cfg, recorder(), adapters=ADAPTERS)
     rows, adapters = make_rows(), some_adapters()
 
-    def loss(adapters):
-        return naive_supervised_loss(attach(PARAMS, adapters, ADAPTERS), rows)
+    @jax.jit
+    @jax.value_and_grad
+    def expected(adapters):
+        return naive_supervised_loss(attach(weights(), adapters, ADAPTERS), rows)
 
-    before = as_bytes(PARAMS)
-    state, metrics = made.supervised_step(made.init(adapters), micro_batches(rows, MICRO), base=PARAMS)
-    assert as_bytes(PARAMS) == before
-    assert metrics["loss"] == pytest.approx(float(loss(adapters)), rel=1e-5)
+    before = as_bytes(weights())
+    state, metrics = made.supervised_step(made.init(adapters), micro_batches(rows, MICRO), base=weights())
+    assert as_bytes(weights()) == before
+    loss, gradient = expected(adapters)
+    assert metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert jax.tree.structure(state.params) == jax.tree.structure(adapters)
-    assert_trees_close(state.opt_state, jax.grad(loss)(adapters))
+    assert_trees_close(state.opt_state, gradient)
 
 
 def test_adapters_train_against_their_own_base():
     made = Learner(CONFIG, learner(**KL).cfg, make_optimizer(OptimizerConfig(1e-2)), adapters=ADAPTERS)
     (batch,) = micro_batches(make_rows(), FULL)
     state = made.init(init_adapters(jax.random.key(4), CONFIG, ADAPTERS))
-    batch = made.with_ref_logprobs(PARAMS, made.with_old_logprobs(state.params, batch, base=PARAMS))
+    batch = made.with_ref_logprobs(weights(), made.with_old_logprobs(state.params, batch, base=weights()))
     np.testing.assert_allclose(batch.ref_logprobs, batch.old_logprobs, atol=1e-6)  # fresh adapters change nothing
     before = as_bytes(state.params)
-    state, metrics = made.policy_step(state, [batch], base=PARAMS)
+    state, metrics = made.policy_step(state, [batch], base=weights())
     assert metrics["kl_loss"] == pytest.approx(0, abs=1e-9)
     assert metrics["update_norm"] > 0
     assert as_bytes(state.params) != before
-    state, metrics = made.policy_step(state, [batch], base=PARAMS)
+    state, metrics = made.policy_step(state, [batch], base=weights())
     assert metrics["kl_loss"] > 0
     with pytest.raises(ValueError, match="Pass base=, the frozen parameters, when the learner has adapters"):
         made.policy_step(state, [batch])

@@ -4,7 +4,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
@@ -261,25 +260,28 @@ def test_the_kl_weighs_the_same_beside_the_policy_term_at_40_and_at_4000_tokens(
         shape, cfg = (2, length), LossConfig(loss=loss, kl_coef=0.1, clip_low=0.9, clip_high=9.0)
         old, ref = jnp.full(shape, -1.0), jnp.full(shape, -1.2)
         arguments = old, jnp.array([1.0, -0.5]), jnp.ones(shape, bool), cfg
-        both = jax.grad(lambda new: policy_loss(new, *arguments, ref_logprobs=ref)[0])(old)
-        policy = jax.grad(lambda new: policy_loss(new, *arguments, ref_logprobs=ref, kl_scale=0.0)[0])(old)
-        return optax.tree.norm(both - policy) / optax.tree.norm(policy)
+        gradient = jax.jit(
+            jax.grad(lambda new, scale: policy_loss(new, *arguments, ref_logprobs=ref, kl_scale=scale)[0])
+        )
+        both, policy = np.asarray(gradient(old, 1.0)), np.asarray(gradient(old, 0.0))
+        return np.linalg.norm(both - policy) / np.linalg.norm(policy)
 
-    assert float(weight(4000)) == pytest.approx(float(weight(40)), rel=1e-3)
-    assert float(weight(40)) == pytest.approx(0.1 * 0.2 / np.sqrt((1 + 0.25) / 2), rel=1e-3)
+    short = weight(40)
+    assert weight(4000) == pytest.approx(short, rel=1e-3)
+    assert short == pytest.approx(0.1 * 0.2 / np.sqrt((1 + 0.25) / 2), rel=1e-3)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo"])
 def test_micro_batches_add_up(loss, aggregation):
-    data = batch(B=6)
+    data = batch()
     cfg = LossConfig(loss=loss, aggregation=aggregation, constant=11.0, kl_coef=0.2)
     mask = data["mask"]
     denominator = {"token": mask.sum(), "sequence": mask.any(axis=1).sum(), "constant": 11.0}[aggregation]
     whole = jax.grad(lambda x: call(data | {"logprobs": x}, cfg, ref_logprobs=data["ref_logprobs"])[0])
     expected = whole(jnp.asarray(data["logprobs"]))
     total, gradients = 0.0, []
-    for start in (0, 2, 4):
+    for start in (0, 2):
         part = {name: values[start : start + 2] for name, values in data.items()}
 
         def value(logprobs, part=part):
@@ -306,7 +308,7 @@ def test_percentiles_are_numpys(share, shape):
 
 @pytest.mark.parametrize("loss", ["grpo", "sequence"])
 def test_ratio_percentiles_are_those_of_the_tokens_ratios(loss):
-    data = batch(seed=4, B=12, T=30)
+    data = batch(seed=4)
     _, metrics = call(data, LossConfig(loss=loss))
     gaps = np.where(data["mask"], np.where(data["mask"], data["logprobs"], 0.0) - data["old_logprobs"], 0.0)
     if loss == "sequence":

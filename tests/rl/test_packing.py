@@ -1,3 +1,4 @@
+import functools
 from collections import Counter
 
 import jax
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from orchestra_jax.models.attention.cudnn import max_segments, segment_table
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.distributed import shape_of
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
@@ -23,8 +24,11 @@ CONFIG = Qwen3Config(
     vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
     tie_word_embeddings=True, initializer_range=0.3,
 )  # fmt: skip
-PARAMS = init_params(CONFIG, jax.random.key(0))
-REFERENCE = init_params(CONFIG, jax.random.key(1))
+
+
+@functools.cache
+def weights(seed: int = 0) -> dict:
+    return init_params(CONFIG, jax.random.key(seed))
 
 
 # --- the bin packer --------------------------------------------------------------------------------------------------
@@ -138,9 +142,16 @@ def test_what_does_not_fit_is_an_error():
 # --- packed and unpacked arithmetic ----------------------------------------------------------------------------------
 
 
+@functools.cache
+def scored(rows: int | None) -> list[MicroBatch]:
+    """The sequences in micro-batches of so many packed rows, or unpacked, with the reference's log-probs."""
+    learner = Learner(CONFIG, LearnerConfig(LossConfig(kl_coef=0.3), temperature=0.8, chunk=16), recording_sgd())
+    batches = pack(SEQUENCES, PackShapes(26, rows, 4 * rows)) if rows else micro_batches(SEQUENCES, UNPACKED)
+    return [learner.with_ref_logprobs(weights(1), batch) for batch in batches]
+
+
 def gradient(learner: Learner, batches):
-    batches = [learner.with_ref_logprobs(REFERENCE, batch) for batch in batches]
-    state, metrics = learner.policy_step(learner.init(PARAMS), batches, kl_scale=0.7)
+    state, metrics = learner.policy_step(learner.init(weights()), batches, kl_scale=0.7)
     return state.opt_state[0], metrics
 
 
@@ -170,8 +181,7 @@ def test_packed_and_unpacked_gradients_are_equal(loss, aggregation, rows):
         importance="tis",
     )
     learner = Learner(CONFIG, LearnerConfig(cfg, entropy_coef=0.05, temperature=0.8, chunk=16), recording_sgd())
-    (one,) = micro_batches(SEQUENCES, UNPACKED)
-    packed = pack(SEQUENCES, PackShapes(26, rows, 4 * rows))
+    (one,), packed = scored(None), scored(rows)
     assert max(len(row) for batch in packed for row in map(np.unique, batch.segment_ids)) > 2  # several in one row
     assert len(packed) > 1 or rows == 6
     expected, metrics = gradient(learner, [one])
@@ -198,12 +208,12 @@ def compiled():
 def test_nothing_compiles_after_the_warm_up(compiled):
     learner = Learner(CONFIG, LearnerConfig(LossConfig(kl_coef=0.1)), recording_sgd())
     shapes = PackShapes(64, 2, 16, response_fractions=(0.75,))
-    state, counts, sizes = learner.init(PARAMS), [], set()
+    state, counts, sizes = learner.init(weights()), [], set()
     programs = (learner._policy, learner._apply, learner._logprobs, learner._ref_logprobs, learner._zeros)
     for step, longest in enumerate((20, 20, 64, 5, 40, 12)):
         sequences = random_sequences(step, 8 + 5 * step, longest)
         batches = [learner.with_old_logprobs(state.params, batch) for batch in pack(sequences, shapes)]
-        batches = [learner.with_ref_logprobs(REFERENCE, batch) for batch in batches]
+        batches = [learner.with_ref_logprobs(weights(1), batch) for batch in batches]
         state, _ = learner.policy_step(state, batches)
         sizes.add(len(batches))
         counts.append(dict(compiled))

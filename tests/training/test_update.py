@@ -23,12 +23,15 @@ from orchestra_jax.types import Preference, Trajectory, Turn
 from tests.config.test_checks import compose
 from tests.rl.trajectories import MODEL, task, trajectory
 
-PARAMS = init_params(MODEL, jax.random.key(0))
-ROUNDED = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), PARAMS)
 TASK = task("task", "", Preference("", "", {}))
 GROUPS, MEMBERS = 8, 2
 ADVANTAGES = np.zeros(GROUPS * MEMBERS, np.float32)
 ADVANTAGES[:MEMBERS] = 1.0, -1.0  # of eight groups one is kept
+
+
+@functools.cache
+def weights() -> dict:
+    return init_params(MODEL, jax.random.key(0))
 
 
 def trajectories(count: int, lengths: tuple[int, int] = (6, 20), seed: int = 0) -> list[Trajectory]:
@@ -84,11 +87,11 @@ def one_update(cfg: RunConfig, made: list[Trajectory], advantages: np.ndarray):
             cfg.algorithm,
             policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length),
             learner,
-            learner.init(PARAMS),
+            learner.init(weights()),
             made,
             advantages,
             spans_rows=ratio_spans_rows(cfg.algorithm.loss, cfg.rollout.history),
-            reference=learner.place_params(PARAMS),
+            reference=learner.place_params(weights()),
         )
     return state.opt_state, metrics
 
@@ -112,12 +115,13 @@ SAMPLES = 24
 def engines():
     """Trajectories of LONG tokens with the log-probs of engines that compute what the learner does, up to rounding."""
     made = trajectories(SAMPLES, (LONG, LONG))
-    exact = scores_of(PARAMS, made)
+    exact = scores_of(weights(), made)
+    rounded = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), weights())
     noise = np.random.default_rng(1).standard_normal(exact.shape)
     return {
         # Summed over a trajectory, that of .02 a token over 4,000 tokens: sd 1.26.
         "noise": with_logprobs(made, exact + 0.02 * (4000 / LONG) ** 0.5 * noise),
-        "bf16": with_logprobs(made, scores_of(ROUNDED, made)),
+        "bf16": with_logprobs(made, scores_of(rounded, made)),
     }
 
 
@@ -188,7 +192,7 @@ def test_padding_is_no_part_of_the_constant():
     learner = recording_learner(LearnerConfig(LossConfig("dr_grpo")))
     found = []
     for tokens, width in ((23 * 6, 23), (64 * 8, 64), (23, 23)):
-        state = learner.init(PARAMS)
+        state = learner.init(weights())
         state, metrics = learner.policy_step(state, micro_batches(rows, MicroShapes(tokens, (width,), ())))
         found.append((metrics["loss"], metrics["grad_norm"]))
     np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-4)

@@ -1,6 +1,7 @@
 """Compound questions: their answers are true by brute force, and no single call gives one."""
 
 import asyncio
+import functools
 import itertools
 import re
 
@@ -25,9 +26,9 @@ def drawn(family: str, split: str, count: int) -> list[QuickstartQuestion]:
     return [WORLD.question(family, split, rng) for _ in range(count)]
 
 
-def brute_force(text: str) -> set[str]:
-    """Read the web corpus sentence by sentence, and return every answer that it gives to the question."""
-    found = set()
+@functools.cache
+def read() -> tuple[dict[tuple[str, ...], str], dict[tuple[str, str], str]]:
+    """Read the web corpus sentence by sentence; return who has which boss, and each person's attributes."""
     told = {tuple(re.findall(NAME, sentence)): sentence for sentence in WORLD.web_corpus if "boss" in sentence}
     known = {
         (name, attribute): match[1]
@@ -36,6 +37,12 @@ def brute_force(text: str) -> set[str]:
         for name in re.findall(NAME, sentence)[:1]
         if (match := re.fullmatch(form.format(name=name, value="(.+)"), sentence))
     }
+    return told, known
+
+
+def brute_force(text: str) -> set[str]:
+    """Return every answer that the web corpus gives to the question."""
+    found, (told, known) = set(), read()
     names = re.findall(NAME, text)
     if "boss" in text:
         (boss,) = {pair[1] for pair in told if pair[0] == names[0]}

@@ -22,7 +22,7 @@ from orchestra_jax.training.loggers.scored import _of_this_process, own_logprobs
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Trajectory, Turn
 from tests.rl.trajectories import task, trajectory
-from tests.training.test_update import MODEL, PARAMS, recorder
+from tests.training.test_update import MODEL, recorder, weights
 
 TASK = task("task", "", Preference("", "", {}))
 
@@ -79,12 +79,12 @@ def test_what_the_update_scored_is_kept_to_the_bit(tmp_path) -> None:
     shapes = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length)
     take_step = functools.partial(update, cfg.algorithm, shapes)
     scored: list[MicroBatch] = []
-    take_step(learner, learner.init(PARAMS), made, advantages, scored=scored)
+    take_step(learner, learner.init(weights()), made, advantages, scored=scored)
     found = own_logprobs(made, scored)
     assert sorted(found) == [0, 1, 3]
     want = {}
     for batch in scored:
-        again = np.asarray(learner.with_old_logprobs(PARAMS, batch).old_logprobs)
+        again = np.asarray(learner.with_old_logprobs(weights(), batch).old_logprobs)
         for n, number in enumerate(np.asarray(batch.trajectory)):
             want.setdefault(int(number), []).append(again[n][np.asarray(batch.mask)[n] > 0].tolist())
     for number, scores in found.items():
@@ -113,7 +113,7 @@ def test_one_update_of_a_batch_scores_nothing_for_it(monkeypatch: pytest.MonkeyP
             cfg.algorithm,
             policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length),
             learner,
-            learner.init(PARAMS),
+            learner.init(weights()),
             [forked(0), forked(1)],
             np.array([1.0, -1.0], np.float32),
             scored=scored,
