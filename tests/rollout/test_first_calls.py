@@ -17,7 +17,7 @@ from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rollout.first_calls import first_call_speaker
 from orchestra_jax.types import Status
 from tests.rl.packed_rows import assert_trees_close
-from tests.rl.test_learner import CONFIG, FULL, PARAMS, naive_scores, padded, recorder
+from tests.rl.test_learner import CONFIG, FULL, naive_scores, padded, recorder, weights
 from tests.rollout.scripted import ANSWER, TASK, TOOLS, make, roll
 
 END = replace(TOOLS[-1], terminal=True)
@@ -97,11 +97,11 @@ def test_the_loss_then_has_the_gradient_of_the_expected_reward():
     ]
     loss = replace(WEIGHTED, importance_cap=1e6)
     made = Learner(CONFIG, LearnerConfig(loss, own_old=True), recorder())
-    state, _ = made.policy_step(made.init(PARAMS), micro_batches(rows, FULL))
+    state, _ = made.policy_step(made.init(weights()), micro_batches(rows, FULL))
     tokens, mask = padded(rows)
 
     def expected(params):
         probability = jnp.exp(naive_scores(params, tokens, mask)[0].sum(axis=1))[:count]
         return -(probability * rewards).sum() * count / (count * length)
 
-    assert_trees_close(state.opt_state, jax.grad(expected)(PARAMS))
+    assert_trees_close(state.opt_state, jax.grad(expected)(weights()))

@@ -27,7 +27,7 @@ from orchestra_jax.rollout.stream import GroupStream
 from orchestra_jax.training.build import make_collector, make_policy
 from orchestra_jax.types import Status, Task, ToolCall, ToolResult, Trajectory
 from tests.engines.contract import Subject
-from tests.engines.test_embedded import CONFIG, LENGTH, PARAMS, SETTINGS
+from tests.engines.test_embedded import CONFIG, LENGTH, SETTINGS, weights
 from tests.rollout.test_exactness import canonical, parts, trained
 from tests.rollout.test_stream import SECONDS, Numbers, Rolls, ends_without, indices, make
 from tests.training.test_trainer import MICRO, config
@@ -104,7 +104,7 @@ async def test_after_a_restart_what_was_under_way_begins_again_and_nothing_is_tr
 
 
 async def test_a_turn_that_a_pause_ends_is_sampled_anew_under_the_next_weights_and_its_seed():
-    first, second = PARAMS[CONFIG]
+    first, second = weights(CONFIG)
     inner = EmbeddedEngine(CONFIG, first, SETTINGS)
     inner.lockstep = False
     engine = PausingEngine(inner)
