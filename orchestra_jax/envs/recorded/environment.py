@@ -34,7 +34,7 @@ from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.scoring import RecordedEpisode, marks, references, refuted
 from orchestra_jax.envs.recorded.table import SPLITS, Evidence, Recording, evidence_of, read_answer, with_latencies
 from orchestra_jax.envs.recorded.tables import NEW, read_table, with_new_questions
-from orchestra_jax.envs.recorded.wishes import NONE, draw_wish, draw_words, make_wish, wish_of
+from orchestra_jax.envs.recorded.wishes import FAST, NONE, draw_wish, draw_words, make_wish, mind_seconds, wish_of
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
 from orchestra_jax.money.replay import Replay
@@ -51,7 +51,7 @@ SYSTEM = (
     "Answer the user's question with the tools; mind prices, seconds and the user's wishes. End with the final answer "
     "alone."
 )
-PAIRED_KINDS = ("accuracy", "low_cost", "fast")
+PAIRED_KINDS = ("accuracy", "low_cost", FAST)
 TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # menus and prices that a task may have
 GATE_TASKS = 32
 
@@ -78,6 +78,7 @@ class RecordedEnvironment(Environment):
         self._preference, self._told = drawn_from(cfg.data.preferences_file), False
         self.recording = read_table(options_of(cfg))
         self._cfg, self._options = cfg, completed(options_of(cfg), self.recording)
+        self._timed = mind_seconds(self._options["wishes"])
         self.splits = self.recording.split(cfg.env.seed)
         if empty := [split for split, ids in self.splits.items() if not ids]:
             raise ConfigError(f"env.options.path has too few questions: none is left for the {empty[0]} split.")
@@ -169,10 +170,10 @@ class RecordedEnvironment(Environment):
         return self._pose(name, instance, Preference("asked", wish or ""), EVAL)
 
     def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
-        found: dict[str, list[Task]] = {kind: [] for kind in PAIRED_KINDS}
+        found: dict[str, list[Task]] = {kind: [] for kind in PAIRED_KINDS if self._timed or kind != FAST}
         for name in self._evaluated[:count]:
             instance, rng = self._evaluation_instance(EVAL, name)
-            for kind in PAIRED_KINDS:
+            for kind in found:
                 words = draw_words(kind, rng, "eval")
                 preference = make_wish(kind, self._options["wishes"], instance.tools, words)
                 found[kind].append(self._pose(name, instance, preference, EVAL))
@@ -238,7 +239,7 @@ class RecordedEnvironment(Environment):
         wrong, right = refuted(asked, self.recording), marks(asked, self.recording, task.extra["instance"]["tools"])
         read = replace(task, question=cut(task.question, self._options["read"]))
         return RecordedEpisode(
-            task, executor, initial_messages(read, f"{SYSTEM} {legend(self.evidence)}"), wrong, right
+            task, executor, initial_messages(read, f"{SYSTEM} {legend(self.evidence, self._timed)}"), wrong, right
         )
 
     async def close(self) -> None:
@@ -309,7 +310,7 @@ class RecordedEnvironment(Environment):
         catalogue = self._catalogues[offer]
         offered = catalogue.instance(seed)
         prices = catalogue.book.prices(PriceDraw(**offered.record["prices"]))
-        return replace(offered, tools=menu(offered, catalogue.entries, evidence or self.evidence, prices))
+        return replace(offered, tools=menu(offered, catalogue.entries, evidence or self.evidence, prices, self._timed))
 
     def _wish(self, tools: Sequence[ToolSpec], rng: np.random.Generator, split: str, asked: bool) -> Preference:
         wishes = self._options["wishes"]

@@ -139,9 +139,13 @@ def mean_cost(model: str, evidence: Evidence, prices: PriceList) -> float:
 
 
 def menu(
-    instance: Instance, entries: Mapping[str, Entry], evidence: Mapping[str, Evidence], prices: PriceList
+    instance: Instance, entries: Mapping[str, Entry], evidence: Mapping[str, Evidence], prices: PriceList, timed: bool
 ) -> tuple[ToolSpec, ...]:
-    """Return the tools of an instance in few words (`legend`), the cheapest first, free tools before them."""
+    """Return the tools of an instance in few words (`legend`), the cheapest first, free tools before them.
+
+    Args:
+        timed: whether lines tell the seconds of a call.
+    """
 
     def shown(spec: ToolSpec) -> tuple[float, ToolSpec]:
         entry = entries[instance.record["tools"][spec.name]]
@@ -149,7 +153,7 @@ def menu(
             return 0.0, replace(spec, description=entry.spec.description)
         dollars = mean_cost(entry.model, evidence[entry.model], prices)
         words = f"{evidence[entry.model].description} {shown_price(dollars)}"
-        if taken := role_seconds(entry.model, entry.role, prices):
+        if timed and (taken := role_seconds(entry.model, entry.role, prices)):
             words += f" {taken:.{0 if taken >= 1 else 1}f}s"
         return dollars, replace(spec, description=words)
 
@@ -157,11 +161,11 @@ def menu(
     return tuple(spec for _, spec in sorted(map(shown, instance.tools), key=lambda pair: pair[0]))
 
 
-def legend(evidence: Mapping[str, Evidence]) -> str:
+def legend(evidence: Mapping[str, Evidence], timed: bool) -> str:
     """Return a sentence that explains the figures of a menu."""
     kinds = next(iter(evidence.values())).kinds
     right = f"percent right on {'/'.join(kinds)}" if kinds else "percent right"
-    return f"A model's line: {right}, dollars per million questions, seconds."
+    return f"A model's line: {right}, dollars per million questions{', seconds' if timed else ''}."
 
 
 def shown_price(usd: float) -> str:

@@ -20,7 +20,8 @@ from orchestra_jax.data.preferences import WORDINGS, make_preference
 from orchestra_jax.types import Preference, ToolSpec
 
 NONE = "none"
-KINDS = (NONE, "accuracy", "low_cost", "fast")
+FAST = "fast"
+KINDS = (NONE, "accuracy", "low_cost", FAST)
 _WEIGHTS = ("outcome", "compute", "latency")
 _MORE: Mapping[str, list[str]] = json.loads(Path(__file__).with_name("more_wordings.json").read_text())
 
@@ -37,6 +38,11 @@ def wishes_problem(wishes: Any) -> str | None:
         if wrong := [w for w in weights.values() if not isinstance(w, int | float) or not 0 <= w <= 1]:
             return f"env.options.wishes.{kind} has the weight {wrong[0]}, which is not within [0, 1]."
     return None
+
+
+def mind_seconds(wishes: Mapping[str, Any] | None) -> bool:
+    """Return whether users may mind seconds: where none does, seconds on a menu would only tell models apart."""
+    return wishes is None or FAST in wishes or any(weights.get("latency") for weights in wishes.values())
 
 
 def make_wish(kind: str, wishes: Mapping[str, Any] | None, tools: Sequence[ToolSpec], words: str) -> Preference:
