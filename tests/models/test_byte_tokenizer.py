@@ -19,7 +19,7 @@ BUILD = (
 
 
 def built():
-    return build_byte_tokenizer(TEXTS, TEMPLATE, SCAFFOLDS, size=900)
+    return build_byte_tokenizer(TEXTS, TEMPLATE, SCAFFOLDS, size=400)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def test_every_text_comes_back_exactly(pieces, text):
 
 
 def test_a_line_of_a_menu_is_few_tokens_and_its_name_is_that_of_a_call(pieces):
-    line = split(pieces, "\nK: 87/96/5 $2800 3s")
-    assert line == ["\n", "K", ":", " 87", "/96", "/5", " $28", "00", " 3s"]
+    assert split(pieces, "\n87/96/5 $2800 3s:K") == ["\n87", "/96", "/5", " $28", "00", " 3s:", "K"]
+    assert split(pieces, "\nK: 05/7") == ["\n", "K", ":", " 05", "/7"]
     assert split(pieces, '<tool_call>\n{"name": "K", "arguments": {}}\n</tool_call>') == [
         SCAFFOLDS[0],
         "K",
@@ -48,7 +48,7 @@ def test_a_line_of_a_menu_is_few_tokens_and_its_name_is_that_of_a_call(pieces):
 
 def test_a_name_is_one_token_and_still_text():
     names = ["large", "gpt-4o", "gpt-4o-mini-2024-07-18", "python", "a"]
-    tokenizer = build_byte_tokenizer(TEXTS, TEMPLATE, SCAFFOLDS, names=names, size=900)
+    tokenizer = build_byte_tokenizer(TEXTS, TEMPLATE, SCAFFOLDS, names=names, size=400)
     for name in names:
         assert split(tokenizer, f"\n87/96 $20:{name}\n")[-3:] == [":", name, "\n"]
         assert split(tokenizer, f"{SCAFFOLDS[0]}{name}{SCAFFOLDS[1]}") == [SCAFFOLDS[0], name, SCAFFOLDS[1]]
@@ -61,9 +61,9 @@ def test_a_name_is_one_token_and_still_text():
 
 
 def test_a_price_is_one_token_and_others_are_cut():
-    tokenizer = build_byte_tokenizer(TEXTS, TEMPLATE, SCAFFOLDS, prices=["$1.5", "$2600"], size=900)
-    assert split(tokenizer, "\n87/96 $2600 3s:K") == ["\n", "87", "/96", " $2600", " 3s", ":", "K"]
-    assert split(tokenizer, " $1.5:") == [" $1.5", ":"]
+    tokenizer = build_byte_tokenizer(TEXTS, TEMPLATE, SCAFFOLDS, prices=["$1.5", "$2600"], size=400)
+    assert split(tokenizer, "\n87/96 $2600 3s:K") == ["\n87", "/96", " $2600", " 3s:", "K"]
+    assert split(tokenizer, "\n87/96 $1.5:K\n5") == ["\n87", "/96", " $1.5:", "K", "\n5"]
     for other in (" $26001", " $2600.5", "in$2600", " $1.55", " $15"):
         assert not {" $2600", " $1.5"} & set(split(tokenizer, other))
         assert tokenizer.decode(tokenizer.encode(other, add_special_tokens=False)) == other

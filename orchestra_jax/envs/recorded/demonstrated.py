@@ -29,21 +29,15 @@ def drawn(evidence: Mapping[str, Evidence], seed: int) -> dict[str, Evidence]:
     Menus of demonstrations show it. With a few models whose figures never change, a policy would learn which figures
     belong to the best models; it would not learn to read those of other models.
     """
-    rng = np.random.default_rng(seed)
-
-    def another(known: Evidence) -> Evidence:
-        as_a_whole = _SPREAD * rng.normal()
-        others = [_moved(share, as_a_whole + _SPREAD * rng.normal()) for share in known.by_family.values()]
-        shares = dict(zip(known.by_family, others, strict=True))
-        return replace(known, accuracy=_moved(known.accuracy, as_a_whole), by_family=shares)
-
-    return {model: another(known) for model, known in evidence.items()}
-
-
-def _moved(share: float, by: float) -> float:
-    """Return a share with its log-odds moved."""
-    inside = min(max(share, 0.02), 0.98)
-    return 1 / (1 + math.exp(-math.log(inside / (1 - inside)) - by))
+    shares = np.array([[known.accuracy, *known.by_family.values()] for known in evidence.values()])
+    by = _SPREAD * np.random.default_rng(seed).normal(size=shares.shape)
+    by[:, 1:] += by[:, :1]  # of a model as a whole, and of each kind of question beside that
+    inside = np.clip(shares, 0.02, 0.98)
+    moved = 1 / (1 + (1 / inside - 1) * np.exp(-by))
+    return {
+        model: replace(known, accuracy=whole, by_family=dict(zip(known.by_family, kinds, strict=True)))
+        for (model, known), (whole, *kinds) in zip(evidence.items(), moved.tolist(), strict=True)
+    }
 
 
 def tools_shown(

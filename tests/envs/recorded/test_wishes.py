@@ -1,6 +1,7 @@
 """What users of recorded questions wish: the settings' kinds and weights, in words that training does not have."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.offer import mean_cost
 from orchestra_jax.envs.recorded.table import Evidence
 from orchestra_jax.envs.recorded.wishes import KINDS, wishes_problem, wordings_of
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.synthesis.near import Seen
 from orchestra_jax.types import Preference, Task, ToolCall
 from tests.envs.recorded.made import config, made_rows
@@ -56,6 +58,20 @@ def test_evaluation_without_preferences_is_the_wish_that_nobody_says(environment
     assert {task.preference.compute for task in pairs["accuracy"]} == {0.1}
     assert {task.preference.latency for task in pairs["fast"]} == {1}
     assert all(task.preference.instruction in WORDINGS[kind]["eval"] for kind in pairs for task in pairs[kind])
+
+
+def test_a_menu_tells_seconds_only_where_a_user_may_mind_them(tmp_path: Path):
+    path = str(write(tmp_path / "t.jsonl", made_rows()))
+    money = {kind: weights for kind, weights in WISHES.items() if kind != "fast"}
+    for wishes, told in ((WISHES, True), (money, False), (money | {"none": {"latency": 0.1}}, True), (None, True)):
+        settings = {} if wishes is None else {"wishes": wishes}
+        other = RecordedEnvironment(config(path, python=False, **settings))
+        task = other.held_out(1)[0]
+        lines = [tool.description for tool in task.tools if "$" in tool.description]
+        assert lines and all(bool(re.search(r" [\d.]+s$", line)) is told for line in lines)
+        read = other.reset(task, Budget()).messages[0]["content"]
+        assert ("seconds" in read.partition("A model's line")[2]) is told
+        assert ("fast" in other.paired_preferences(2)) is told
 
 
 @pytest.mark.parametrize(
