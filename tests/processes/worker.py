@@ -117,6 +117,7 @@ def export(processes: Processes) -> None:
         processes.gather(0)
         assert sorted(file.name for file in (shared / "all").glob("*.safetensors")) == files
         assert not (shared / ".all.partial").exists()
+        processes.gather(0)  # the next save makes that folder again
 
 
 def vanish(processes: Processes) -> None:
