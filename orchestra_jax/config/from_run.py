@@ -131,19 +131,19 @@ def settings(config: DictConfig, given: Sequence[str], output_dir: str) -> tuple
 
 
 def merged_with(
-    config: DictConfig, words: Sequence[Override], found: Mapping[str, Any], kept: Sequence[str] = OWN
+    config: DictConfig, words: Sequence[Override], found: Mapping[str, Any], staying: Sequence[str] = OWN
 ) -> DictConfig:
     """Return the settings with those of a record in their place, and those of the command line above them.
 
     Args:
-        kept: settings that stay as they are composed.
+        staying: settings that stay as they are composed.
     """
     fresh, merged = schema(), copy.deepcopy(config)
     with open_dict(merged):
         merged.name = found["name"]
         for key, value in found["config"].items():
             OmegaConf.update(fresh, key, value, merge=True)
-            own = {name: OmegaConf.select(config, name) for name in kept if name.startswith(f"{key}.")}
+            own = {name: OmegaConf.select(config, name) for name in staying if name.startswith(f"{key}.")}
             OmegaConf.update(merged, key, OmegaConf.select(fresh, key), merge=False)
             for name, inner in own.items():
                 OmegaConf.update(merged, name, inner, merge=False)
@@ -208,20 +208,16 @@ def _names_a_world(words: Sequence[Override], recorded: Mapping[str, Any]) -> bo
 
 
 def taken_from(
-    home: Path, recorded: Mapping[str, Any], words: Sequence[Override], kept: Sequence[str] = OWN
+    home: Path, recorded: Mapping[str, Any], words: Sequence[Override], staying: Sequence[str] = OWN
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that come from the record; files that were named from the run's folder of work are found.
-
-    Args:
-        kept: settings that do not.
-    """
+    """Yield the record's settings but those `staying`; files named from the run's folder of work are found."""
     start, chosen = _started_in(home), {_SECTIONS.get(each.key_or_group) for each in words}
     for key, value in recorded.items():
         if key in chosen:
             for inner in (name.partition(".")[2] for name in _OF_THE_RUN if name.startswith(f"{key}.")):
                 yield f"{key}.{inner}", value[inner]
         # A run that only replays has paid nobody, nor will its evaluation.
-        elif key not in kept or (key == "replay" and value["mode"] == ReplayMode.replay):
+        elif key not in staying or (key == "replay" and value["mode"] == ReplayMode.replay):
             yield key, _found(value, start, key)
 
 

@@ -60,7 +60,7 @@ def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str, make
 
 
 def preference_of(words: str, tools: Sequence[ToolSpec]) -> Preference:
-    """Return what a user weighs who says these words, of either split; words of nobody mean that it be right."""
+    """Return what a user weighs who says these words, of either split; other words ask for a right answer."""
     for kind, splits in WORDINGS.items():
         for wording in (wording for some in splits.values() for wording in some):
             for maker in makers(tools) if kind == "maker" else [""]:

@@ -1,8 +1,8 @@
 """A byte-level BPE trained on given texts, with Qwen3's special tokens: for small policies that read real questions.
 
 No text is unknown to it, and decoding gives every text back. Numbers are cut into pieces of at most two digits from the
-left. The sign or new line before a number and the colon behind it belong to it, so that a line of a menu is few tokens,
-and names and scaffolds are one token each.
+left. The sign or new line before a number belongs to it, and the colon behind a price or seconds, so that a line of a
+menu is few tokens. Names and scaffolds are one token each.
 """
 
 import json

@@ -274,14 +274,14 @@ def test_the_kl_weighs_the_same_beside_the_policy_term_at_40_and_at_4000_tokens(
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo"])
 def test_micro_batches_add_up(loss, aggregation):
-    data = batch()
+    data = batch(B=6)
     cfg = LossConfig(loss=loss, aggregation=aggregation, constant=11.0, kl_coef=0.2)
     mask = data["mask"]
     denominator = {"token": mask.sum(), "sequence": mask.any(axis=1).sum(), "constant": 11.0}[aggregation]
     whole = jax.grad(lambda x: call(data | {"logprobs": x}, cfg, ref_logprobs=data["ref_logprobs"])[0])
     expected = whole(jnp.asarray(data["logprobs"]))
     total, gradients = 0.0, []
-    for start in (0, 2):
+    for start in (0, 2, 4):
         part = {name: values[start : start + 2] for name, values in data.items()}
 
         def value(logprobs, part=part):
@@ -308,7 +308,7 @@ def test_percentiles_are_numpys(share, shape):
 
 @pytest.mark.parametrize("loss", ["grpo", "sequence"])
 def test_ratio_percentiles_are_those_of_the_tokens_ratios(loss):
-    data = batch(seed=4)
+    data = batch(seed=4, B=12, T=30)
     _, metrics = call(data, LossConfig(loss=loss))
     gaps = np.where(data["mask"], np.where(data["mask"], data["logprobs"], 0.0) - data["old_logprobs"], 0.0)
     if loss == "sequence":

@@ -12,7 +12,7 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.optimizer import layer_matrices, make_optimizer
 
 CONFIG = Qwen3Config(
-    vocab_size=40, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
+    vocab_size=40, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8,
     tie_word_embeddings=False, initializer_range=0.3,
 )  # fmt: skip
 MUON = OptimizerConfig(0.1, "muon", b2=0.95, max_grad_norm=1e9, adam_learning_rate=0.01)
@@ -79,14 +79,14 @@ def test_matrices_of_layers_are_orthogonalised_and_all_else_gets_adam(moved, lay
 @pytest.mark.parametrize("scan", [False, True])
 def test_what_muon_takes_is_known_by_path(scan):
     config = CONFIG.replace(scan_layers=scan)
-    layers = ["layers"] if scan else [f"layers_{i}" for i in range(2)]
+    layers = ["layers"] if scan else [f"layers_{i}" for i in range(3)]
     matrices = [f"{layer}/{name}/kernel" for layer in layers for name in ("q", "k", "v", "o", "gate", "up", "down")]
     assert sorted(by_path(layer_matrices(abstract_params(config)))) == sorted(
         f"{path}/{axis}" for path in matrices for axis in ("reduction_axis", "output_axis")
     )
     adapters = abstract_adapters(config, LoRA(2, 4.0, ("q",)))
     assert len(jax.tree.leaves(layer_matrices(adapters))) == 2 * len(jax.tree.leaves(adapters))
-    biased = {"layers": {"q": {"bias": jnp.zeros((2, 8)), "kernel": jnp.zeros((2, 4, 8))}}}
+    biased = {"layers": {"q": {"bias": jnp.zeros((3, 8)), "kernel": jnp.zeros((3, 4, 8))}}}
     assert layer_matrices(biased)["layers"]["q"]["bias"] is None
 
 

@@ -4,7 +4,7 @@ from orchestra_jax.config.schema import WorldConfig
 
 _MEASURED = "environment", "reader"
 # Seconds, from runs of 2026-11-27 on one core each with 76 demonstrations and 1,824 rollouts a step, rounded up.
-_START, _MAKING, _DEMONSTRATION, _ROLLOUT, _QUESTION = 60.0, 0.007, 0.009, 0.007, 0.3
+_START, _MAKING, _DEMONSTRATION, _ROLLOUT, _QUESTION = 60.0, 0.004, 0.0075, 0.007, 0.3
 
 
 def duration(cfg: WorldConfig) -> str | None:

@@ -48,8 +48,7 @@ from orchestra_jax.tools.relay import RELAY, can_relay
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
 
 SYSTEM = (
-    "Answer the user's question with the tools; mind prices, seconds and the user's wishes. End with the final answer "
-    "alone."
+    "Answer the user's question with the tools; mind prices and the user's wishes. End with the final answer alone."
 )
 PAIRED_KINDS = ("accuracy", "low_cost", FAST)
 TRAIN, EVAL, UNSEEN, PRICES = "train", "eval", "unseen", "prices"  # menus and prices that a task may have

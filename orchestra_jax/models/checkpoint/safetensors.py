@@ -196,7 +196,7 @@ def split(tensors: Sequence[HostTensor], max_bytes: int = SHARD_BYTES) -> StateD
 def write_files(
     folder: Path, tensors: Sequence[HostTensor], files: StateDictSplit, own: Callable[[int], bool] | None = None
 ) -> None:
-    """Write the files of tensors: those whose numbers are `own`, all gathered together, or all of them, alone."""
+    """Write the files of tensors; with `own` all processes call this, and each writes those with numbers of its own."""
     by_name = {tensor.name: tensor for tensor in tensors}
     failed: BaseException | None = None
     with ThreadPoolExecutor(WRITERS) as pool:
@@ -206,7 +206,7 @@ def write_files(
             if len(writing) == WRITERS:
                 failed = failed or writing.popleft().exception()
             if failed and own is None:
-                break  # else the other processes count on this one to gather
+                break  # with `own` it goes on: the other processes count on it to gather
             if not failed and (own is None or own(number)):
                 writing.append(pool.submit(_write_file, folder / file, found))
         for written in writing:

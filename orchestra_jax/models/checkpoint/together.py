@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 def written_together(place: AbstractContextManager[Path], folder: Path, write: Callable[..., None]) -> Iterator[Path]:
     """Write the files, and give the folder that they are in, where the first process writes the rest.
 
-    All processes call this together. An error in one is raised in it, and another one in all others.
+    All processes call this together. An error in one is raised there, and an OSError that names it in all others.
 
     Args:
         place: `whole_folder` of the folder, for the first process.
