@@ -12,7 +12,7 @@ from orchestra_jax.evaluation.calls import called_tools, counted
 from orchestra_jax.evaluation.intervals import Interval, bootstrap, wilson
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.rewards import ToolFeature, feature_matrix
-from orchestra_jax.types import USER_ROLE, Trajectory
+from orchestra_jax.types import HAND_IN, USER_ROLE, Trajectory
 
 MEANS = ("accuracy", "valid_rate", "cost", "cost_per_correct", "latency", "calls", "refused")
 
@@ -80,10 +80,10 @@ def intervals(trajectories: Sequence[Trajectory], samples: int = 1) -> dict[str,
 
 
 def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
-    """Return each tool's share of the executed calls, by question family and over all questions ("all")."""
+    """Return each tool's share of the calls that find answers, by question family and over all questions ("all")."""
     counts: dict[str, Counter[str]] = {}
     for trajectory in counted(trajectories):
-        called = called_tools(trajectory)
+        called = [name for name in called_tools(trajectory) if name not in HAND_IN]
         for family in (trajectory.task.family, "all"):
             counts.setdefault(family, Counter()).update(called)
     return {
