@@ -1,7 +1,7 @@
 """Questions that a user asks in the quickstart's world, read back into what the world knows of them.
 
-The simulated experts answer only what they were made for: sums, facts about the world's people and their bosses, and
-who is older. The policy has a word for each of them and no other.
+The simulated experts answer only what they were made for: sums with results below 100, facts about the world's people
+and their bosses, and who is older. The policy has a word for each of them and no other.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from orchestra_jax.envs.quickstart.facts import ATTRIBUTES, FIRST_NAMES
-from orchestra_jax.envs.quickstart.questions import QuickstartQuestion, near
+from orchestra_jax.envs.quickstart.questions import RESULTS, QuickstartQuestion, near
 from orchestra_jax.envs.quickstart.world import QuickstartWorld, draw_offers
 from orchestra_jax.types import Preference, Task
 
@@ -53,7 +53,8 @@ def _read(world: QuickstartWorld, text: str) -> QuickstartQuestion:
         people = world.people["eval"][0]
         raise ValueError(
             f"The quickstart's world knows no such question: ask one of its own, such as 'Where was {people} born?', "
-            f"{_EXAMPLES}. For any question train on env=qa, or your own logs (docs/serve.md)."
+            f"{_EXAMPLES}. Its sums have results from 0 to {RESULTS[-1]}. For any question train on env=qa, "
+            "or your own logs (docs/serve.md)."
         )
     return found
 
@@ -96,4 +97,5 @@ def _sums(text: str) -> Iterator[QuickstartQuestion]:
                 value = int(first) + int(rest[1]) * int(rest[2])
             else:
                 value = int(first) * int(rest[0]) + int(f"{rest[1] or '+'}{rest[2] or 0}")
-            yield QuickstartQuestion.simple("arith", text, str(value), found[1], near(value, (10, -10, 2, -1)))
+            if value in RESULTS:
+                yield QuickstartQuestion.simple("arith", text, str(value), found[1], near(value, (10, -10, 2, -1)))

@@ -39,7 +39,8 @@ def test_the_menu_is_the_same_for_all_and_without_a_wish_it_is_to_be_right():
 @pytest.mark.parametrize(
     "question",
     [
-        "What is 2 * 3 + 4 + 5?", "What is 200 * 3?", "What is __import__('os')?", "Where was Nobody Nowhere born?",
+        "What is 2 * 3 + 4 + 5?", "What is 200 * 3?", "What is 17 * 23?",
+        "What is 2 * 3 - 7?", "What is __import__('os')?", "Where was Nobody Nowhere born?",
         "Anna is older than Anna. Who is older?", "Anna is older than Zed. Who is older?",
         "How old are Nobody Nowhere and Anna Adler together?", "Who is the boss of the boss of Anna Adler?",
         "", "{name}",
