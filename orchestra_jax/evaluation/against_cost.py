@@ -138,7 +138,7 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
         sides = {"ha": ("center", "left", "right")[dx], "va": ("center", "bottom", "top")[dy]}
         text.set(position=(dx * distance * (0.75 if dy else 1), dy * distance * (0.75 if dx else 1)), **sides)
         text.update_positions(renderer)
-        extent = Text.get_window_extent(text)  # an Annotation's own would include its line
+        extent = Text.get_window_extent(text).padded(3 * pixel)  # an Annotation's own would include its line
         return extent.count_overlaps(taken) + len(taken) * any(
             not inside.contains(*corner) for corner in extent.corners()
         )

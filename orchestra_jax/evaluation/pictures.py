@@ -24,7 +24,7 @@ MIN_LABELLED_SHARE = 0.07
 
 
 def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], directory: Path) -> list[Path]:
-    """Draw learning_curves.png, tool_shares.png and accuracy_cost.png, and return the files.
+    """Draw learning_curves.png, tool_shares.png and accuracy_cost.png, and return the files; without headlines as .svg.
 
     A picture without data is left out, and so are rows of metrics.jsonl without the curves' metrics, such as those of
     the warm start.
@@ -37,7 +37,10 @@ def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], dir
     }
     drawn = {directory / name: picture for name, picture in pictures.items() if picture is not None}
     for file, picture in drawn.items():
-        picture.savefig(file, dpi=DPI, facecolor="white")
+        for suffix, whole in ((".svg", False), (".png", True)):  # a paper has a caption of its own
+            for text in picture.texts:
+                text.set(visible=whole, in_layout=whole)
+            picture.savefig(file.with_suffix(suffix), dpi=DPI, facecolor="white")
     return list(drawn)
 
 

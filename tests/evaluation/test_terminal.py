@@ -185,7 +185,8 @@ def drawn(monkeypatch) -> list[Figure]:
     save = Figure.savefig
 
     def keep(self, *args, **kwargs):
-        found.append(self)
+        if Path(args[0]).suffix == ".png":
+            found.append(self)
         return save(self, *args, **kwargs)
 
     monkeypatch.setattr(Figure, "savefig", keep)
@@ -203,9 +204,14 @@ def words(figure: Figure) -> str:
 def test_all_pictures(summary, metrics, tmp_path, drawn):
     folder = tmp_path / "new" / "folder"
     assert draw(summary, metrics, folder) == [folder / name for name in ALL_PICTURES]
-    for path in folder.iterdir():
+    for path in folder.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 20_000
+    for path in folder.glob("*.svg"):  # for a paper, which has captions: without the headline
+        page = path.read_text()
+        assert "<!-- 250 steps" not in page and "<!-- Expert rises" not in page and "<!-- After training 80" not in page
+        assert "<!-- before training -->" in page or path.stem == "learning_curves"
+    assert len([*folder.iterdir()]) == 6
     curves, shares, plane = drawn
     assert "Cost per question falls from 4.9" in words(curves)
     assert "Accuracy rises from 4" in words(curves)
