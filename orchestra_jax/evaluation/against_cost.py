@@ -132,16 +132,16 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
         px, py = axes.transData.transform((x, y))
         return Bbox.from_extents(px - radius, py - radius, px + radius, py + radius)
 
-    def covered(text: Annotation, place: tuple[float, tuple[int, int]]) -> int:
+    def covered(text: Annotation, place: tuple[float, tuple[int, int]]) -> float:
         """Move the text and return how many things it covers; outside of the axes counts as many."""
         distance, (dx, dy) = place
         sides = {"ha": ("center", "left", "right")[dx], "va": ("center", "bottom", "top")[dy]}
         text.set(position=(dx * distance * (0.75 if dy else 1), dy * distance * (0.75 if dx else 1)), **sides)
         text.update_positions(renderer)
-        extent = Text.get_window_extent(text).padded(3 * pixel)  # an Annotation's own would include its line
-        return extent.count_overlaps(taken) + len(taken) * any(
-            not inside.contains(*corner) for corner in extent.corners()
-        )
+        extent = Text.get_window_extent(text)  # an Annotation's own would include its line
+        near = extent.padded(2 * pixel).count_overlaps(taken) / 100  # to touch is better than to cover
+        outside = any(not inside.contains(*corner) for corner in extent.corners())
+        return extent.count_overlaps(taken) + near + len(taken) * outside
 
     taken = [around(mark.x, mark.y, 7 * pixel) for mark in marks]
     if arrow:
@@ -150,7 +150,7 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
     inside = axes.get_window_extent()
     leader = {"arrowstyle": "-", "color": "#b0b7bf", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 6}
     directions = [(1, 0), (0, 1), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)]
-    places = list(itertools.product((11.0, 22.0, 36.0, 52.0), directions))  # the nearest first
+    places = list(itertools.product((11.0, 22.0, 36.0, 52.0, 70.0), directions))  # the nearest first
     for mark in marks:
         text = axes.annotate(
             mark.label,

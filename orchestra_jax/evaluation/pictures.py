@@ -37,10 +37,11 @@ def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], dir
     }
     drawn = {directory / name: picture for name, picture in pictures.items() if picture is not None}
     for file, picture in drawn.items():
-        for suffix, whole in ((".svg", False), (".png", True)):  # a paper has a caption of its own
-            for text in picture.texts:
-                text.set(visible=whole, in_layout=whole)
-            picture.savefig(file.with_suffix(suffix), dpi=DPI, facecolor="white")
+        picture.savefig(file, dpi=DPI, facecolor="white")
+        picture.set_layout_engine("none")  # labels keep their places
+        for text in picture.texts:  # a paper has a caption of its own
+            text.set_visible(False)
+        picture.savefig(file.with_suffix(".svg"), bbox_inches="tight")
     return list(drawn)
 
 
