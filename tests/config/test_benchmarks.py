@@ -74,7 +74,8 @@ def test_a_table_of_ones_own_trains_as_the_public_answers_do_but_sooner():
     narrow = replace(public.pricing.randomise, low=0.5, high=2.0)
     assert (own.model, own.pricing) == (public.model, replace(public.pricing, randomise=narrow))
     assert own.reward == replace(public.reward, cost_power=1.0)
-    few = {"tasks_per_step": 48, "group_size": 12, "filtered_rows": "count", "row_widths": [32, 96], "kl_final": 0.2}
+    few = {"tasks_per_step": 48, "group_size": 12, "filtered_rows": "count", "kl_final": 0.2}
+    few |= {"micro_tokens": 384, "row_widths": [32, 96]}
     few |= {"loss": replace(public.algorithm.loss, kl_coef=0.02), "optimizer": own.algorithm.optimizer}
     assert own.algorithm == replace(public.algorithm, **few)
     assert (own.rollout, own.algorithm.optimizer.name) == (public.rollout, "muon")
