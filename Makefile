@@ -67,8 +67,8 @@ test-worlds: install-dev .worlds/.installed ## the tests of the real BFCL and τ
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade --target .worlds $(addprefix -r ,$^)
 	@touch $@
 
-test-release: install-dev ## before a release: 20 steps in two processes against one, ten times kill -9, refills, every odd setting
-	$(FAST_COMPILE) $(PY) -m pytest -q -s -m release tests/training tests/config
+test-release: install-dev ## before a release: 20 steps in two processes against one, kills of trainers and servers, refills, every odd setting
+	$(FAST_COMPILE) $(PY) -m pytest -q -s -m release tests/training tests/config tests/docs tests/serving
 
 test-sglang: install-dev sglang-cpu ## the tests that start a real SGLang server, on this CPU
 	$(FAST_COMPILE) SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m pytest -q --durations=10 -m "sglang and not release" tests/sglang

@@ -58,7 +58,7 @@ def test_the_example_trains(folder: Path):
     assert "preference Be right." in transcript
 
 
-@pytest.mark.slow
+@pytest.mark.release  # one step of it, above, is part of `make test`
 def test_the_example_learns_what_it_was_not_shown(folder: Path):
     """The page's command as it stands, some 100 CPU seconds: half of the held-out questions, then nearly all."""
     (command,) = [text for language, text in PAGE if language == "bash"]

@@ -81,7 +81,7 @@ async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: P
     await environment.close()
 
 
-@pytest.mark.slow
+@pytest.mark.release  # `make test` compares a scripted policy (above) and the tokens (test_orchestrator.py)
 def test_a_trained_policy_answers_a_hundred_held_out_questions_as_evaluate_has_it(tmp_path: Path):
     def command(*words: str, **changed: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **changed}

@@ -55,7 +55,7 @@ async def reached(stub: StubOpenAI, requests: int) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.release  # `make test` kills one worker with a call under way (test_ledger.py)
 async def test_ten_kills_at_random_moments_lose_and_invent_no_dollar(tmp_path: Path):
     drawn, answered, port = random.Random(29), dict[str, float](), free_port()
     address, environment = f"http://127.0.0.1:{port}", {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -204,7 +204,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_bit_for_bit(tmp_pat
     assert transcripts(tmp_path) == transcripts(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.release  # slow tests kill two processes (above) and one that saves into a bucket (test_buckets.py)
 @pytest.mark.skipif(find_spec("gcsfs") is None, reason="gcsfs is not installed")
 def test_checkpoints_in_a_bucket_survive_a_kill_bit_for_bit(tmp_path: Path, policy: Path, whole: Path):
     with serving("orchestra-two") as store:

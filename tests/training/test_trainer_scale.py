@@ -28,10 +28,9 @@ PACKED = ("algorithm.packing=true", "algorithm.row_length=320", "algorithm.micro
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(("mesh.fsdp=4", "mesh.tensor=2"), id="mesh", marks=pytest.mark.slow),
         pytest.param(PACKED, id="packed"),
         pytest.param(
-            (*PACKED, "mesh.data=2", "mesh.fsdp=4", "algorithm.reference_offload=true"),
+            (*PACKED, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "algorithm.reference_offload=true"),
             id="all",
             marks=pytest.mark.slow,
         ),
