@@ -1,9 +1,10 @@
 """One process of the two-process test: trains on its own half of the sequences; process 0 writes the gradients.
 
-PYTHONPATH=<root> python sharded_worker.py PROCESS PORT OUTPUT alone|sharing
+PYTHONPATH=<root> python sharded_worker.py PROCESS PORT FOLDER: FOLDER/alone.npz, then FOLDER/sharing.npz.
 """
 
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from jax.experimental import multihost_utils
 PROCESSES = 2
 
 
-def main(process: int, port: str, output: str, layout: str) -> None:
+def main(process: int, port: str, folder: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", PROCESSES, process)
     from orchestra_jax.models.sharding import make_mesh
@@ -23,19 +24,20 @@ def main(process: int, port: str, output: str, layout: str) -> None:
 
     learner = shared.make_learner(make_mesh(data=2, fsdp=2))
     assert learner.shards == 2
-    # Process 0 has most sequences: the other one fills up with empty micro-batches, of another response share.
-    sequences, shapes = shared.SEQUENCES, PackShapes(26, 1, 4, response_fractions=(0.25, 0.5))
-    if layout == "sharing":
-        sequences, shapes = shared.FORKED, sharing(PackShapes(64, 1, 16, response_fractions=(0.25, 0.5)))
-    first = len(sequences) * 2 // 3
-    batches = policy_batches(sequences[:first] if process == 0 else sequences[first:], shapes, learner.shards)
-    if layout == "sharing":
-        found = sum(batch.num_repeated for batch in learner.place(batches))
-        assert found > 100  # of both processes, and the same number in each
-    state, metrics = shared.two_steps(learner, batches)
-    gathered = multihost_utils.process_allgather(jax.tree.leaves((state.opt_state[0], state.params)), tiled=True)
-    if process == 0:
-        np.savez(output, *gathered, counts=len(batches), **metrics)
+    for layout, sequences, shapes in (
+        ("alone", shared.SEQUENCES, PackShapes(26, 1, 4, response_fractions=(0.25, 0.5))),
+        ("sharing", shared.FORKED, sharing(PackShapes(64, 1, 16, response_fractions=(0.25, 0.5)))),
+    ):
+        # Process 0 has most sequences: the other one fills up with empty micro-batches, of another response share.
+        first = len(sequences) * 2 // 3
+        batches = policy_batches(sequences[:first] if process == 0 else sequences[first:], shapes, learner.shards)
+        if layout == "sharing":
+            found = sum(batch.num_repeated for batch in learner.place(batches))
+            assert found > 100  # of both processes, and the same number in each
+        state, metrics = shared.two_steps(learner, batches)
+        gathered = multihost_utils.process_allgather(jax.tree.leaves((state.opt_state[0], state.params)), tiled=True)
+        if process == 0:
+            np.savez(Path(folder, f"{layout}.npz"), *gathered, counts=len(batches), **metrics)
 
 
 if __name__ == "__main__":

@@ -114,12 +114,13 @@ def test_shared_prefixes_stay_within_their_part():
         np.testing.assert_allclose(row, learner.with_old_logprobs(params, wanted).old_logprobs[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["alone", "sharing"])
-def test_two_processes_step_as_one(layout: str, tmp_path: Path):
+@pytest.fixture(scope="module")
+def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what two processes found, a file for each layout."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    script, output = Path(__file__).with_name("sharded_worker.py"), tmp_path / "out.npz"
+    script, folder = Path(__file__).with_name("sharded_worker.py"), tmp_path_factory.mktemp("two")
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": re.sub(r"(device_count=)\d+", r"\g<1>2", os.environ["XLA_FLAGS"]),
@@ -127,7 +128,7 @@ def test_two_processes_step_as_one(layout: str, tmp_path: Path):
     }
     workers = [
         subprocess.Popen(
-            [sys.executable, str(script), str(process), str(port), str(output), layout],
+            [sys.executable, str(script), str(process), str(port), str(folder)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -142,11 +143,16 @@ def test_two_processes_step_as_one(layout: str, tmp_path: Path):
     finally:
         for worker in workers:
             worker.kill()
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["alone", "sharing"])
+def test_two_processes_step_as_one(layout: str, of_two_processes: Path):
     if layout == "alone":
         wanted, wanted_metrics = expected(CONFIG)
     else:
         wanted, wanted_metrics = two_steps(make_learner(), pack(FORKED, PackShapes(64, 4, 64)))
-    with np.load(output) as found:
+    with np.load(of_two_processes / f"{layout}.npz") as found:
         leaves = [found[f"arr_{i}"] for i in range(len(found.files)) if f"arr_{i}" in found]
         assert_trees_close(leaves, jax.tree.leaves((wanted.opt_state[0], wanted.params)), rtol=2e-5)
         assert found["counts"] >= 2
