@@ -3,6 +3,7 @@
 import base64
 import itertools
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def write_pages(
         raise ValueError("There is no group of trajectories to show.")
     _write(out / "rows.js", made.get_template("rows.js.jinja").render(columns=COLUMNS, rows=rows))
     index = made.get_template("index.html.jinja")
-    _write(out / "index.html", index.render(run=name, count=len(rows), picture=_learning_curves(metrics, out)))
+    _write(out / "index.html", index.render(run=name, count=len(rows), picture=_learning_curves(metrics)))
     return out / "index.html"
 
 
@@ -65,14 +66,11 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8", errors="replace")
 
 
-def _learning_curves(metrics: Sequence[Mapping[str, float]], folder: Path) -> str:
+def _learning_curves(metrics: Sequence[Mapping[str, float]]) -> str:
     """Return the picture in base64 for the index, "" if there is nothing to draw."""
-    for file in draw({}, metrics, folder):
-        if file.name == LEARNING_CURVES:
-            content = base64.b64encode(file.read_bytes()).decode()
-            file.unlink()
-            return content
-    return ""
+    with tempfile.TemporaryDirectory() as folder:
+        curves = [file for file in draw({}, metrics, Path(folder)) if file.name == LEARNING_CURVES]
+        return base64.b64encode(curves[0].read_bytes()).decode() if curves else ""
 
 
 def _file(group: StoredGroup) -> str:
