@@ -24,7 +24,7 @@ MIN_LABELLED_SHARE = 0.07
 
 
 def draw(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, float]], directory: Path) -> list[Path]:
-    """Draw learning_curves.png, tool_shares.png and accuracy_cost.png, and return the files; without headlines as .svg.
+    """Draw learning_curves, tool_shares and accuracy_cost: .png files, which are returned, and .svg without headlines.
 
     A picture without data is left out, and so are rows of metrics.jsonl without the curves' metrics, such as those of
     the warm start.
