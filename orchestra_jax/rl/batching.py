@@ -191,7 +191,7 @@ class MicroShapes:
 
     Attributes:
         tokens: tokens of a micro-batch on each batch shard, shared prefixes not counted: a width w gives tokens // w
-            rows, at least one, or an eighth of them where few are left over or few share a prefix.
+            rows, at least one, or of the last width an eighth of them where few are left over or few share a prefix.
         widths: row widths, ascending; the last must hold the longest row.
         prefix_widths: widths of the shared prefix; empty switches sharing off.
         rows_per_prefix: at least one prefix slot for so many rows.
@@ -211,7 +211,7 @@ class MicroShapes:
         return rows, max(1, rows // self.rows_per_prefix) if self.prefix_widths else 1
 
 
-# Of the widest shapes a batch needs few rows, and a whole micro-batch would be mostly padding.
+# Few rows are as wide as the widest shape. A second shape of other widths takes longer to compile than padding takes.
 _LEFT_OVER = 8
 
 
@@ -265,7 +265,7 @@ def _cut(part: Sequence[TokenSequence], width: int, shapes: MicroShapes) -> list
     if prefix_width is None:
         raise ValueError(f"A prefix of {longest} tokens exceeds the widest {shapes.prefix_widths[-1]}; widen it.")
     rows, slots = shapes.sizes(width)
-    few = max(1, rows // _LEFT_OVER)
+    few = max(1, rows // _LEFT_OVER) if width == shapes.widths[-1] else rows
     few_slots = min(few, slots)
     small = math.ceil(len(part) / few)
     small_tokens, tokens = few * width + few_slots * prefix_width, rows * width + slots * prefix_width
