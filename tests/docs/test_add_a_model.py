@@ -38,6 +38,7 @@ def noisy_params(config: DecoderConfig) -> dict:
     return jax.tree.unflatten(tree, noisy)
 
 
+@pytest.mark.slow
 def test_the_example_is_a_family_like_ours(model: ModelConfig, tmp_path: Path) -> None:
     sizes = {"num_layers": 2, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
     config = preset_config(model, vocab_size=32, bias=("q", "k", "v", "o")).replace(**sizes)

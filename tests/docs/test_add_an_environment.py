@@ -48,6 +48,7 @@ def config(folder: Path, *overrides: str) -> RunConfig:
     return compose(*said, *overrides, f"output_dir={folder / 'run'}")
 
 
+@pytest.mark.slow
 def test_the_example_trains(folder: Path):
     cfg = config(folder, *MICRO)
     run(cfg)

@@ -71,6 +71,7 @@ def as_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_every_command_would_start() -> None:
     wrong, used = [], set[str]()
     for page in PAGES:

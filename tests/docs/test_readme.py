@@ -4,9 +4,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.docs.commands import ROOT
 
 
+@pytest.mark.slow
 def test_fifteen_lines_of_python() -> None:
     text = (ROOT / "README.md").read_text()
     ((code, shown),) = re.findall(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

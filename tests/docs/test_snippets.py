@@ -139,6 +139,7 @@ def test_every_script_says_what_it_does(name: str, script: Script) -> None:
     assert (status, f"{name}.py" in told) == (0, True)
 
 
+@pytest.mark.slow
 def test_scripts_that_train_say_what_they_do(folder: Path) -> None:
     quiet = {"cwd": folder, "stdout": subprocess.PIPE, "text": True, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
     asked = [

@@ -121,6 +121,7 @@ def ask(cache: Path, *names: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_what_the_hub_has_is_fetched_once_and_read_without_it(tmp_path: Path, server: str):
     names = ("our/policy", "our/questions:data/train-*", "our/questions@main:test.tsv")
     wanted = ["2", "[('1 + 1?', '2')]", "[('Who?', 'Ada')]"]

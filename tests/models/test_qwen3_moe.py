@@ -109,6 +109,7 @@ def value(params, config, tokens, constrain=None):
 GRADIENTS = jax.jit(jax.value_and_grad(value, has_aux=True), static_argnums=(1, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
 def test_experts_split_over_devices_give_the_same() -> None:
     (_, want), expected = GRADIENTS(weights(), CONFIG, TOKENS)

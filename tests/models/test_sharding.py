@@ -85,7 +85,7 @@ def on_one_device(config: Qwen3Config):
 
 @needs_8
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sharded_loss_and_gradients_equal_one_device(sizes: tuple[int, int, int], scan: bool) -> None:
     # Without a scan a second layer is traced and compiled as the first one is.
     depth = {"num_layers": 2 if scan else 1, "scan_layers": scan, "remat": "full" if scan else "none"}

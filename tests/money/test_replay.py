@@ -320,6 +320,7 @@ def keys_in(path: Path) -> set[str]:
         return {name for (name,) in database.execute("SELECT key FROM calls")}
 
 
+@pytest.mark.slow
 def test_eight_processes_write_one_new_file_without_losing_a_row(file: Path):
     processes = [writer(file, f"w{i}", 60) for i in range(8)]
     lines = [process.communicate(timeout=300)[0].splitlines() for process in processes]

@@ -165,6 +165,7 @@ def test_one_may_leave_while_another_says_farewell():
 # --- two processes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_processes_agree_and_each_gathers_the_weights_into_its_memory():
     first, second = run_workers("agree,weights")
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
@@ -174,6 +175,7 @@ def test_two_processes_agree_and_each_gathers_the_weights_into_its_memory():
         assert lines(ended.stderr) == ["raised too dear step True"]
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_files_of_a_checkpoint_and_tell_what_one_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

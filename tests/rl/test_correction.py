@@ -113,6 +113,7 @@ def test_who_recomputes_old():
         assert recomputes_old(LossConfig("grpo", **correction))
 
 
+@pytest.mark.slow
 def test_rounding_of_a_real_trajectory_no_longer_silences_it():
     """4,000 tokens, noise of sd .02 a token: with the engine's log-probs as old, and with the learner's."""
     rng = np.random.default_rng(0)

@@ -76,7 +76,11 @@ def assert_same_step(found, config: Qwen3Config) -> None:
 @needs_8
 @pytest.mark.parametrize(
     ("sizes", "config"),
-    [((1, 8, 1), CONFIG), ((1, 4, 2), UNTIED_SCAN), ((2, 4, 1), UNTIED_SCAN.replace(remat="full"))],
+    [
+        pytest.param((1, 8, 1), CONFIG, marks=pytest.mark.slow),
+        ((1, 4, 2), UNTIED_SCAN),
+        pytest.param((2, 4, 1), UNTIED_SCAN.replace(remat="full"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_sharded_step_is_that_of_one_device(sizes, config):
     mesh = make_mesh(*sizes)
@@ -92,6 +96,7 @@ def test_a_sharded_step_is_that_of_one_device(sizes, config):
     assert_same_step((state, metrics), config)
 
 
+@pytest.mark.slow
 @needs_8
 def test_sequences_that_begin_alike_step_on_a_mesh_as_alone_on_one_device():
     config = UNTIED_SCAN.replace(remat="full")
@@ -146,6 +151,7 @@ def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["alone", "sharing"])
 def test_two_processes_step_as_one(layout: str, of_two_processes: Path):
     if layout == "alone":

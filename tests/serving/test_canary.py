@@ -55,6 +55,7 @@ def over_http(server: ChatServer) -> Iterator[str]:
         thread.join(60)
 
 
+@pytest.mark.slow
 async def test_a_canary_answers_its_share_and_no_answer_mixes_two_policies(tmp_path: Path):
     runs = []
     for seed, name in enumerate(("run", "second", "third")):

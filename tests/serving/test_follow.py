@@ -25,6 +25,7 @@ from tests.serving.test_process import server
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 async def test_other_weights_are_taken_up_between_turns_and_foreign_ones_are_refused(tmp_path: Path):
     for name in ("run", "other", "wide"):
         (tmp_path / name).mkdir()

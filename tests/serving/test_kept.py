@@ -363,6 +363,7 @@ def questions_and_answers(folder: Path) -> list[str]:
     return [*qa_settings(folder)[:-1], f"model.tokenizer={folder / 'words'}", "rollout.limits.max_length=512"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "world", "questions", "weights"),
     [

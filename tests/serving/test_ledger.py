@@ -125,6 +125,7 @@ def started(address: str, worker: int, key: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_four_workers_never_exceed_a_keys_budget_and_the_books_agree(address: str):
     with opened(address) as database:
         key = add_key(database, "four", 1.0, None)

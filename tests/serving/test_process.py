@@ -44,6 +44,7 @@ def server(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], s
             process.kill()
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_an_answer_end_and_closes_everything(tmp_path: Path):
     slow = [*qa_settings(tmp_path, "unhurried"), "name=slow"]
     for number in (signal.SIGINT, signal.SIGTERM):

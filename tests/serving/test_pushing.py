@@ -96,6 +96,7 @@ def back(run: Path, endpoint: str, token: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_a_pushed_policy_comes_back_from_the_hub_and_says_the_same(tmp_path: Path, taking: str):
     run = random_run(tmp_path)
     refused = back(run, taking, "hf_wrong")

@@ -59,6 +59,7 @@ def test_a_chat_goes_on_after_what_it_cannot_answer(
     assert said.err.count("in all") == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_chat_and_closes_everything(tmp_path: Path):
     words = [sys.executable, "-m", "orchestra_jax", "chat", ORACLE, f"output_dir={tmp_path}"]
     root = Path(__file__).resolve().parents[2]

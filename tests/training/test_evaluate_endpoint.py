@@ -315,6 +315,7 @@ def test_a_disk_that_is_full_meanwhile_makes_no_question_paid_twice(tmp_path: Pa
     assert spent["usd"] == pytest.approx(40 * (1000 * 1.25 + 100 * 10) / 1e6)
 
 
+@pytest.mark.slow
 def test_a_model_that_never_answers_has_no_accuracy_and_a_forecast_asks_nobody(tmp_path: Path, provider, evaluations):
     answered = provider.answered.copy()
     text = evaluations.whole(tmp_path / "none", "evaluation.endpoint.model=none", "evaluation.endpoint.price=gpt-5")

@@ -125,6 +125,7 @@ def test_random_weights_are_made_shard_by_shard(tmp_path: Path, peak_of):
     assert max(peak.values()) <= 1.02 * share(state.trained)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_run_resumes_into_its_own_memory(tmp_path: Path, peak_of, offload: bool):
     cfg = config(tmp_path, *SPLIT, f"algorithm.reference_offload={offload}")

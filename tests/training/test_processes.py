@@ -182,6 +182,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path, policy: Path, whole: Path):
     assert_ended(run(tmp_path, policy, count=1), 0)
     assert furthest(tmp_path, whole) < 1e-5

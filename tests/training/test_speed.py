@@ -85,6 +85,7 @@ def test_a_gpu_is_known_by_the_name_that_it_tells() -> None:
     assert gpu_of(device("cpu", "cpu")) is None
 
 
+@pytest.mark.slow
 def test_a_run_tells_where_its_seconds_went_and_traces_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 

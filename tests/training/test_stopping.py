@@ -134,6 +134,7 @@ async def test_a_collector_gives_up_what_is_under_way_and_begins_nothing():
     assert world.episodes == episodes
 
 
+@pytest.mark.slow
 def test_a_step_without_end_is_given_up_and_the_last_finished_one_is_saved(tmp_path: Path, monkeypatch, capsys):
     """Told once, then, after it went on, twice; every trajectory of the second step hangs."""
     before, whole, signals = handlers(), collecting.EpisodePlayer.play, [signal.SIGTERM]
@@ -171,6 +172,7 @@ def test_a_step_without_end_is_given_up_and_the_last_finished_one_is_saved(tmp_p
     assert handlers() == before
 
 
+@pytest.mark.slow
 def test_a_run_without_any_server_ends_in_a_sentence_and_goes_on_later(tmp_path: Path, monkeypatch, capsys):
     whole = collecting.EpisodePlayer.play
 

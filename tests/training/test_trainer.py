@@ -245,11 +245,13 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> dict
     return {"folder": folder, "runs": json.loads(record.read_text())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["warm_start 3 SIGKILL", "policy 3 SIGKILL"])
 def test_the_kill_came_in_the_middle(disturbed: dict, stop: str):
     assert disturbed["runs"][stop]["code"] == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("phase", "step"), [("warm_start", 3), ("policy", 4)])
 def test_ctrl_c_ends_cleanly_with_one_sentence(disturbed: dict, phase: str, step: int):
     stopped = disturbed["runs"][f"{phase} {step} SIGINT"]
@@ -259,6 +261,7 @@ def test_ctrl_c_ends_cleanly_with_one_sentence(disturbed: dict, phase: str, step
     ]
 
 
+@pytest.mark.slow
 def test_runs_go_on_instead_of_starting_over(disturbed: dict):
     made = {stop: run["made"] for stop, run in disturbed["runs"].items()}
     # A checkpoint is written in the background: after a kill either of the last two may be the newest complete one.
@@ -268,6 +271,7 @@ def test_runs_go_on_instead_of_starting_over(disturbed: dict):
     assert made[""] == ["policy 5"]
 
 
+@pytest.mark.slow
 def test_each_start_says_from_where_it_goes_on(disturbed: dict):
     record = json.loads((disturbed["folder"] / "run.json").read_text())
     starts = record["starts"]
@@ -282,6 +286,7 @@ def test_each_start_says_from_where_it_goes_on(disturbed: dict):
     assert sorted(path.name for path in folder.iterdir())[-1] == "policy-000005"
 
 
+@pytest.mark.slow
 def test_the_disturbed_run_ends_bit_for_bit_like_the_other(disturbed: dict, reference: Path):
     last = disturbed["runs"][""]
     assert last["code"] == 0, last["stderr"]
@@ -291,6 +296,7 @@ def test_the_disturbed_run_ends_bit_for_bit_like_the_other(disturbed: dict, refe
         assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
 
 
+@pytest.mark.slow
 def test_the_disturbed_run_reports_the_same(disturbed: dict, reference: Path):
     folder = disturbed["folder"]
     assert summary(folder) | {"seconds": 0} == summary(reference) | {"seconds": 0}
@@ -321,6 +327,7 @@ def test_running_a_finished_run_again_trains_nothing(reference: Path):
     assert summary(reference) | {"seconds": 0} == figures | {"seconds": 0}
 
 
+@pytest.mark.slow
 def test_a_run_without_evaluation_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run(config(tmp_path, *MICRO, "steps=1", "warm_start.steps=1", "evaluation.questions=0"))
     assert (tmp_path / "summary.json").is_file()
@@ -457,6 +464,7 @@ def test_the_pull_to_the_reference_falls_linearly_and_stays_where_it_ends():
     assert kl_scale(AlgorithmConfig(kl_final=0.0, kl_fade=0.0), 1, 8) == 0.0
 
 
+@pytest.mark.slow
 def test_no_step_is_one_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run(config(tmp_path, *MICRO, "steps=0", "evaluation.questions=2", "evaluation.swap_questions=0"))
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Evaluating")]

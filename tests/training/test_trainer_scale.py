@@ -88,6 +88,7 @@ def test_adapters_train_on_a_frozen_base(tmp_path: Path, reference: Path, mesh: 
     assert (made_from["path"], made_from["run"]) == (str(reference / "policy"), str(reference))
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_adapters_of_another(tmp_path: Path, reference: Path):
     first, second = tmp_path / "first", tmp_path / "second"
     adapted = (*SMALL, f"model.path={reference / 'policy'}", "model.lora.targets=[v]", "model.lora.rank=2")

@@ -35,6 +35,7 @@ def rollout(gpus: list[list[int]], **server) -> RolloutConfig:
 # --- what a run with shared GPUs does in which order ---
 
 
+@pytest.mark.slow
 def test_a_run_releases_before_every_update_and_resumes_before_it_rolls_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
