@@ -197,7 +197,7 @@ def test_the_papers_menu_trains_and_every_bill_is_in_the_books(recorded: Recorde
     assert "expert-1 = " in transcript
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_record_trains_again_without_network_and_key(
     tmp_path: Path, files: list[str], servers: Outside, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ):

@@ -193,7 +193,7 @@ def test_two_processes_train_as_one(tmp_path: Path, policy: Path, whole: Path):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_killed_process_ends_the_other_and_the_run_goes_on_bit_for_bit(tmp_path: Path, policy: Path, whole: Path):
     for lost in (0, 1):  # after the first step, and in the run that goes on after the second
         ended = run(tmp_path, policy, stops={lost: f"policy {1 + lost} SIGKILL"})

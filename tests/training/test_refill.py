@@ -135,7 +135,7 @@ def some_teach(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "DRIVER", DRIVER.replace("score_by_index", "score_some"))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.usefixtures("some_teach")
 def test_a_run_that_takes_more_groups_resumes_bit_for_bit(tmp_path: Path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"

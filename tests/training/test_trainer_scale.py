@@ -47,7 +47,7 @@ def test_the_first_update_is_that_of_one_device(tmp_path: Path, reference: Path,
         assert row["updates/skipped"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_run_on_a_mesh_resumes_bit_for_bit(tmp_path: Path):
     mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     train_here(tmp_path / "whole", *SMALL, *mesh)
