@@ -305,6 +305,7 @@ def test_the_disturbed_run_reports_the_same(disturbed: dict, reference: Path):
     assert list(read_groups(folder / "rollouts")) == list(read_groups(reference / "rollouts"))
 
 
+@pytest.mark.slow
 def test_metrics_have_each_step_once_after_resuming(disturbed: dict):
     steps = {stop: run["steps"] for stop, run in disturbed["runs"].items()}
     assert steps == {

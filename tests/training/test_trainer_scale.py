@@ -28,11 +28,11 @@ PACKED = ("algorithm.packing=true", "algorithm.row_length=320", "algorithm.micro
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(PACKED, id="packed"),
+        pytest.param(PACKED, id="packed", marks=pytest.mark.slow),
         pytest.param(
             (*PACKED, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "algorithm.reference_offload=true"),
             id="all",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.release,
         ),
     ],
 )
