@@ -45,7 +45,7 @@ _OPENINGS = {
     **{_opening(f"expert-{number}", "question"): 4.0 for number in (1, 2, 3)},
     **{_opening(f"expert-{number}", "task"): 1.0 for number in (1, 2, 3)},
     _opening("expert-1", "problem"): 1.0,
-    _opening("local_search", "query"): 3.0,
+    _opening("local_search", "query"): 8.0,
     _opening("web_search", "query"): 1.0,
 }
 _PROGRAM = _opening("python", "code")

@@ -68,7 +68,11 @@ def prepare(folder: Path, providers: Providers, claims: Claims, patience_s: floa
 
 
 def is_used(run: Path, data: Path, embedded: int) -> tuple[bool, str]:
-    """Check that index, descriptions and wordings of preferences are those that were prepared."""
+    """Check that index, descriptions and wordings of preferences are those that were prepared, and all are used.
+
+    Args:
+        embedded: queries that the run's servers turned into vectors, at least one a search.
+    """
     config = json.loads((run / "run.json").read_text())["config"]
     paths = (config["tools"]["search"]["index"], config["tools"]["descriptions"], config["data"]["preferences_file"])
     told = Counter[str]()
@@ -78,7 +82,7 @@ def is_used(run: Path, data: Path, embedded: int) -> tuple[bool, str]:
         told["with descriptions"] += any(DESCRIPTION in tool.description for tool in group.task.tools)
         told["searches"] += sum(row.name == "local_search" for one in group.members for row in one.ledger)
     holds = all(path is not None and Path(path).is_relative_to(data) for path in paths)
-    holds = holds and bool(told["with a wording"]) and bool(told["with descriptions"])
+    holds = holds and all(told[name] for name in ("with a wording", "with descriptions", "searches"))
     return holds and embedded >= told["searches"], f"{dict(told)}, {embedded} queries embedded"
 
 

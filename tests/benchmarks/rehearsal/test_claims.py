@@ -1,6 +1,7 @@
 """A rehearsal's claims fail where they should."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,13 @@ from benchmarks.rehearsal.claims import (
     trained_once,
     updates_taken,
 )
+from benchmarks.rehearsal.prepared import is_used
 from benchmarks.rehearsal.rehearsal import Rehearsal
+from benchmarks.rehearsal.replies import DESCRIPTION, OPENINGS
 from benchmarks.rehearsal.slow_tail import means
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.evaluation.group_files import StoredGroup, write_groups
-from orchestra_jax.types import Preference, Status, Task, Trajectory, Usage
+from orchestra_jax.types import Preference, Status, Task, ToolSpec, Trajectory, Usage
 
 PAID = {"gpt-5": ["1/8", 100, 2], "python": ["1/1000", 0, 3]}
 
@@ -109,6 +112,25 @@ def test_what_was_trained_is_counted_and_added_up(tmp_path: Path):
     assert not all_trained(tmp_path, {"gpt-5": ["9", 200, 4], "web_search": ["1", 0, 1]})[0]
     write_step(tmp_path, 3, Trajectory(task, 0, 1, (), Status.NO_ANSWER, "", None, False, ()))
     assert not trained_once(tmp_path)[0]
+
+
+def test_data_that_nobody_used_or_searched_is_told(tmp_path: Path):
+    data = tmp_path / "data"
+    settings = {
+        "tools": {"search": {"index": f"{data}/index"}, "descriptions": f"{data}/descriptions.json"},
+        "data": {"preferences_file": f"{data}/preferences.jsonl"},
+    }
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "run.json").write_text(json.dumps({"config": settings}))
+    menu = (ToolSpec("expert-1", DESCRIPTION, {}), ToolSpec("local_search", "", {}))
+    task = Task("t", "?", ("!",), menu, Preference("cost", OPENINGS[0]), "")
+    nobody = Trajectory(task, 0, 0, (), Status.NO_ANSWER, "", None, False, ())
+    write_step(tmp_path, 1, nobody)
+    assert not is_used(tmp_path, data, embedded=9)[0]  # not one search: nothing is known about the index
+    write_step(tmp_path, 2, replace(nobody, ledger=(Usage("local_search"),)))
+    assert is_used(tmp_path, data, embedded=1)[0]
+    assert not is_used(tmp_path, data, embedded=0)[0]  # it was searched by words
+    assert not is_used(tmp_path, tmp_path / "other", embedded=1)[0]
 
 
 def test_means_are_of_the_steps_after_the_first(tmp_path: Path):

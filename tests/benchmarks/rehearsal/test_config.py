@@ -24,6 +24,7 @@ PLACES = {
     "name", "output_dir", "model.path", "model.tokenizer", "tools.web.url", "rollout.urls", "rollout.server.python",
     "rollout.server.device", "rollout.server.flags", "rollout.weight_dtype",
 }  # fmt: skip
+SEARCHED = {"tools.menu.always"}  # the prepared index, in a rehearsal of a few dozen calls
 
 
 def changed(*overrides: str) -> str:
@@ -44,7 +45,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("experiment", ["hle", "frames"])
 def test_only_sizes_and_places_differ(experiment: str):
     paper, ours = (dict(flat(asdict(compose(f"+experiment={experiment}", *more)))) for more in ([], ["+rehearsal=cpu"]))
-    assert {key for key in paper if paper[key] != ours[key]} <= SIZES | PLACES
+    assert {key for key in paper if paper[key] != ours[key]} <= SIZES | PLACES | SEARCHED
     # On a GPU servers sample in bfloat16 unless told otherwise, and so does this one.
     assert ours["rollout.weight_dtype"] == "bfloat16"
 
@@ -56,7 +57,8 @@ def test_the_log_names_every_setting_of_the_runs_own():
     assert "  algorithm.group_size: 8 -> 4" in lines
     assert "  algorithm.optimizer.learning_rate: 1e-06 -> 2e-06" in lines
     assert "  model.path: null -> /rehearsal/policy" in lines
-    assert {line.partition(":")[0].strip() for line in lines} <= SIZES | PLACES | {"algorithm.optimizer.learning_rate"}
+    own = {line.partition(":")[0].strip() for line in lines}
+    assert own <= SIZES | PLACES | SEARCHED | {"algorithm.optimizer.learning_rate"}
 
 
 def test_an_experiment_as_it_is_has_none_and_other_runs_have_no_experiment():
