@@ -34,7 +34,7 @@ def write_pages(
         name: of the run.
         reward: how the run weighs the terms of Eq. 2.
         decode: of the policy's tokenizer.
-        metrics: rows of metrics.jsonl, for the learning curves.
+        metrics: rows of metrics.jsonl, for the learning curves and the table of seconds.
 
     Returns:
         The index.
@@ -57,7 +57,8 @@ def write_pages(
         raise ValueError("There is no group of trajectories to show.")
     _write(out / "rows.js", made.get_template("rows.js.jinja").render(columns=COLUMNS, rows=rows))
     index = made.get_template("index.html.jinja")
-    _write(out / "index.html", index.render(run=name, count=len(rows), picture=_learning_curves(metrics)))
+    pictures = {"picture": _learning_curves(metrics), "speed": _speed(metrics)}
+    _write(out / "index.html", index.render(run=name, count=len(rows), **pictures))
     return out / "index.html"
 
 
@@ -71,6 +72,23 @@ def _learning_curves(metrics: Sequence[Mapping[str, float]]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         curves = [file for file in draw({}, metrics, Path(folder)) if file.name == LEARNING_CURVES]
         return base64.b64encode(curves[0].read_bytes()).decode() if curves else ""
+
+
+def _speed(metrics: Sequence[Mapping[str, float]]) -> list[list[str]]:
+    """Return the table of each step's seconds, the headings first; nothing of a run that did not log its speed."""
+    timed = [row for row in metrics if "time/step" in row]
+    if not timed:
+        return []
+    names = dict.fromkeys(name for row in timed for name in row)
+    phases = [name for name in names if name.startswith("share/")]
+    rates = [name for name in ("tokens/sampled_per_s", "tokens/trained_per_s", "mfu") if name in names]
+    table = [["step", "seconds", *(f"{name.removeprefix('share/')} %" for name in phases), "sum %", *rates]]
+    for row in timed:
+        shares = [100 * row.get(name, 0.0) for name in phases]
+        percents = [f"{share:.1f}" for share in (*shares, sum(shares))]
+        rest = [f"{row[name]:.4g}" if name in row else "" for name in rates]
+        table.append([str(int(row["step"])), f"{row['time/step']:.2f}", *percents, *rest])
+    return table
 
 
 def _file(group: StoredGroup) -> str:

@@ -16,6 +16,7 @@ from orchestra_jax.evaluation.results.group_page import view
 from orchestra_jax.evaluation.results.pages import write_pages
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.rl.setup import reward_groups
+from orchestra_jax.training.speed import shares
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 ODD = "</script><script>alert(1)</script><b>&'\" \ud83d"
@@ -94,6 +95,18 @@ def test_every_group_has_its_page_and_every_member_its_row(site: Path) -> None:
     assert f'<a href="{names[0]}">previous' in middle
     assert f'<a href="{names[2]}">next' in middle
     assert "data:image/png;base64," in (site / "index.html").read_text()
+
+
+def test_the_index_tells_where_the_seconds_of_a_step_went(tmp_path: Path, site: Path) -> None:
+    assert "seconds went" not in (site / "index.html").read_text()  # of a run that did not log its speed
+    times = {"time/rollout": 6.0, "time/update": 10.0, "time/sync": 4.0}
+    timed = [{"step": 1, **times, **shares([], times)}, {"step": 2, **times, **shares([], times), "mfu": 0.4}]
+    index = write_pages([a_group(1, 0)], tmp_path / "other", name="a run", reward=RewardConfig(), metrics=timed)
+    table = re.findall(r"<tr>(.+)</tr>", index.read_text())
+    rows = [re.findall(r">([^<>]+)</t[hd]>", row) for row in table]
+    assert rows[0] == ["step", "seconds", "update %", "sync %", "generate %", "sum %", "mfu"]
+    assert rows[1] == ["1", "20.00", "50.0", "20.0", "30.0", "100.0"]
+    assert rows[2] == ["2", "20.00", "50.0", "20.0", "30.0", "100.0", "0.4"]
 
 
 def test_what_a_model_wrote_stays_text(site: Path) -> None:
