@@ -44,8 +44,7 @@ def guarded(folder: Path, loop: LoopThread, rollout: RolloutConfig, grace_s: flo
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    slow_s = rollout.slow_after_s
-    limits = [slow_s, max(60.0, rollout.limits.deadline_s), grace_s]
+    limits = [rollout.slow_after_s, max(60.0, rollout.limits.deadline_s), grace_s]
     words = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard_process.py")), str(os.getpid())]
     try:
         with (folder / LOG).open("a", encoding="utf-8") as log:
@@ -53,7 +52,7 @@ def guarded(folder: Path, loop: LoopThread, rollout: RolloutConfig, grace_s: flo
             words += [str(int(_DUMP)), *map(str, limits)]
             process = subprocess.Popen(words, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
             before, closing = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), threading.Event()
-            watched = loop, writer, closing, log, slow_s
+            watched = loop, writer, closing, log, limits[0]
             thread = threading.Thread(target=_watch, args=watched, name="guard", daemon=True)
             thread.start()
             try:
@@ -67,8 +66,9 @@ def guarded(folder: Path, loop: LoopThread, rollout: RolloutConfig, grace_s: flo
                 process.wait()
                 faulthandler.unregister(_DUMP)
     finally:
-        if (folder / LOG).is_file() and not (folder / LOG).stat().st_size:
-            (folder / LOG).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process of the run may remove it at any time
+            if not (folder / LOG).stat().st_size:
+                (folder / LOG).unlink()
 
 
 def _watch(loop: LoopThread, writer: int, closing: threading.Event, log: TextIO, slow_s: float) -> None:

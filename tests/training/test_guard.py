@@ -68,6 +68,12 @@ def test_a_run_that_is_refused_leaves_no_file(tmp_path: Path):
     assert not (tmp_path / LOG).exists()
 
 
+def test_another_process_of_the_run_may_remove_the_empty_file(tmp_path: Path, monkeypatch):
+    with LoopThread() as loop, guarded(tmp_path, loop, PATIENT, 600.0):
+        (tmp_path / LOG).unlink()
+        monkeypatch.setattr(Path, "is_file", lambda _: True)  # it was there a moment ago
+
+
 def test_work_within_its_deadline_or_without_one_is_left_alone_and_its_stack_is_written(tmp_path: Path, capsys):
     enough = threading.Event()
 
