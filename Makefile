@@ -54,10 +54,10 @@ chaos: install-dev ## 1,200 faults, and 200 small runs that are killed, starved 
 serve-load: install-dev ## 64 clients at once ask a server for five minutes over a provider with faults, and the books are compared
 	$(PY) benchmarks/serve_books.py $(RUN)
 
-test: install-dev ## the quick tests: no torch, GPU or server, some seconds each at most; random order; TESTS=tests/rl, TEST_ORDER=7, NEWEST=1: newest packages
+test: install-dev ## the quick tests: no torch, GPU or server; random order; TESTS=tests/rl, TEST_ORDER=7, NEWEST=1: newest packages
 	$(FAST_COMPILE) $(PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "not (torch or gpu or sglang or slow or release)" $(TESTS)
 
-test-slow: install-dev ## the tests that take longer, from the files that have some; they share what `make test` has compiled
+test-slow: install-dev ## the tests that are marked slow, from the files that have some; they share what `make test` has compiled
 	$(FAST_COMPILE) $(SLOW_PY) -m pytest -n 2 --dist loadfile -q --durations=10 -m "slow and not (torch or gpu or sglang)" \
 	  $(shell grep -rlE 'mark\.slow' --include='test_*.py' tests)
 
