@@ -57,8 +57,8 @@ def write_pages(
         raise ValueError("There is no group of trajectories to show.")
     _write(out / "rows.js", made.get_template("rows.js.jinja").render(columns=COLUMNS, rows=rows))
     index = made.get_template("index.html.jinja")
-    pictures = {"picture": _learning_curves(metrics), "speed": _speed(metrics)}
-    _write(out / "index.html", index.render(run=name, count=len(rows), **pictures))
+    curves, speed = _learning_curves(metrics), _speed(metrics)
+    _write(out / "index.html", index.render(run=name, count=len(rows), picture=curves, speed=speed))
     return out / "index.html"
 
 
