@@ -43,9 +43,10 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
             f"The environment {cfg.env.name} has no demonstrations to learn from: set model.path=FOLDER, or "
             "warm_start.steps=0."
         )
+    with ProgressBar(len(demonstrations.tasks), phase="demonstrations") as progress:
+        progress.print(f"Making {progress.total} demonstrations ...")
+        prompts = trainer.loop.run(_by_prompt(trainer, demonstrations, progress))
     with ProgressBar(settings.steps, phase="warm start", start=state.step, every=50) as progress:
-        progress.print(f"Making {settings.demonstrations} demonstrations ...")
-        prompts = trainer.loop.run(_by_prompt(trainer, demonstrations))
         rows = [*chain(*prompts)]
         cut = _cutter(trainer, rows, learner.shards, each=round(len(rows) / len(prompts)))
         if grow := settings.growing_steps:
@@ -82,7 +83,7 @@ def _sample(trainer: Trainer, demonstrations: Demonstrations) -> list[Trajectory
     return trainer.loop.run(share_all(processes, sampling))
 
 
-async def _by_prompt(trainer: Trainer, shown: Demonstrations) -> list[list[TokenSequence]]:
+async def _by_prompt(trainer: Trainer, shown: Demonstrations, progress: ProgressBar) -> list[list[TokenSequence]]:
     """Return the rows of all demonstrations, those of one prompt together. Each process plays its share."""
 
     async def play() -> list[list[TokenSequence]]:
@@ -95,6 +96,7 @@ async def _by_prompt(trainer: Trainer, shown: Demonstrations) -> list[list[Token
                 from orchestra_jax.training.beginnings import with_beginnings
 
                 rows[k:] = with_beginnings(rows[k:], map(shown.beginnings, some), trainer.collector.chat)
+            progress.update(min(len(rows) * trainer.processes.count, progress.total))
         return rows
 
     return await trainer.processes.merged(play())
@@ -111,8 +113,7 @@ def demonstration_rows(demonstration: Trajectory, max_new_tokens: int) -> list[T
             f"The demonstration of task {demonstration.task.id} ended as {demonstration.status} "
             f"({demonstration.reason}): raise rollout.limits.max_length if it is too long."
         )
-    longest = max(len(turn.sampled_ids) for turn in demonstration.turns)
-    if longest > max_new_tokens:
+    if (longest := max(len(turn.sampled_ids) for turn in demonstration.turns)) > max_new_tokens:
         raise ConfigError(
             f"A turn of the demonstration of task {demonstration.task.id} has {longest} tokens, and the policy may "
             f"sample {max_new_tokens}: set rollout.limits.max_new_tokens={longest} or more."
@@ -170,8 +171,7 @@ def supervised_batches(
     The first `growing` steps take rows from the beginning: at first from a quarter of them, at last from all.
     """
     mine = (processes or Processes()).mine
-    per_epoch = max(1, len(rows) // batch_size)
-    step = start
+    per_epoch, step = max(1, len(rows) // batch_size), start
     while True:
         if step < growing:
             share = _FIRST + (1 - _FIRST) * step / growing

@@ -14,11 +14,13 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.envs.base import Demonstrations
 from orchestra_jax.envs.quickstart.demonstrations import BASELINES, answer_from, reads_menu, reference_call
 from orchestra_jax.envs.quickstart.facts import CATALOGUE
+from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.objectives import Normalisers, supervised_objective
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.rollout.parsing import render_call
+from orchestra_jax.training import warm_start
 from orchestra_jax.training.beginnings import with_beginnings
 from orchestra_jax.training.warm_start import (
     _cutter,
@@ -172,6 +174,22 @@ def test_only_what_the_script_said_carries_loss():
     assert found.tokens == (1, 2, 3, 4, 5, 6)
     assert found.sampled == (False, False, True, True, False, True)
     assert found.advantage == 1.0
+
+
+async def test_demonstrations_in_the_making_are_counted(monkeypatch: pytest.MonkeyPatch):
+    class Collector:
+        chat = None
+
+        async def play(self, script: object, tasks: list[Task], *_: object, **__: object) -> list[Trajectory]:
+            return [trajectory(SAID, answer="Lima")] * len(tasks)
+
+    monkeypatch.setattr(warm_start, "_AT_A_TIME", 2)
+    limits, seen = SimpleNamespace(max_new_tokens=9), list[int]()
+    cfg = SimpleNamespace(rollout=SimpleNamespace(limits=limits))
+    trainer = SimpleNamespace(cfg=cfg, collector=Collector(), processes=Processes(), money=SimpleNamespace(run=None))
+    shown = SimpleNamespace(tasks=[TASK] * 5, script=None, think=None, beginnings=None)
+    rows = await warm_start._by_prompt(trainer, shown, SimpleNamespace(update=seen.append, total=5))
+    assert (len(rows), seen) == (5, [2, 4, 5])
 
 
 def test_a_failed_demonstration_is_an_error():
