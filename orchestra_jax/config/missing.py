@@ -68,7 +68,7 @@ def _paths(config: WorldConfig, tools: ToolsConfig, live: bool) -> Iterator[tupl
 
 
 def is_there(key: str, path: str) -> bool:
-    """Return whether a file or folder is there, or may be had from the hub, which nothing here asks."""
+    """Return whether a file or folder is there, or may be on the hub; the hub is not asked."""
     if os.path.exists(path):  # unlike Path.exists, this also answers for a name that no file can have
         return True
     from orchestra_jax.io import hub

@@ -91,7 +91,7 @@ def sample_preference(tools: Sequence[ToolSpec], rng: np.random.Generator, split
 
 
 def _is_free(spec: ToolSpec) -> bool:
-    """Return whether the menu says so; if it does not say, a tool on the user's machine is free and others are not."""
+    """Return whether the menu calls the tool free; without a price, tools on the user's machine are free."""
     if spec.price_usd is not None:
         return spec.price_usd == 0
     return FREE in spec.traits or (spec.local and PAID not in spec.traits)

@@ -192,7 +192,7 @@ class Environment(ABC):
         """
 
     def largest_menu(self) -> int | None:
-        """Return the most tools of a task, so that rewards compile once; None: the most that was seen so far."""
+        """Return the size of the largest menu, so that rewards compile once; None: the largest that was seen so far."""
         return None
 
     def demonstrations(self) -> Demonstrations | None:

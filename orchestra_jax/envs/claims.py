@@ -53,7 +53,7 @@ class ClaimChecker:
 
 
 def claim_checker(cfg: WorldConfig) -> tuple[ClaimChecker, Close]:
-    """Return the judge of sentences of a run, and the function that ends it.
+    """Return a run's judge of sentences, and the function that closes it.
 
     Raises:
         ConfigError: `tools.judge` is no model that can be asked.

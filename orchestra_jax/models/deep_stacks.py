@@ -9,7 +9,7 @@ from orchestra_jax.models.base import DecoderConfig
 
 
 def recomputing(block: type[nn.Module], config: DecoderConfig) -> Any:
-    """Return the block, of which the backward pass computes again what `config.remat` names."""
+    """Return the block with a backward pass that computes again what `config.remat` names."""
     policies = jax.checkpoint_policies
     policy = policies.dots_with_no_batch_dims_saveable if config.remat == "dots" else policies.nothing_saveable
     # Inside a scan the loop already keeps XLA from merging the recomputation with the forward pass.

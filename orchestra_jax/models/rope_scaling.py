@@ -93,7 +93,7 @@ class RopeScaling:
         dim = 2 * frequencies.size
 
         def place(turns: float) -> float:
-            """Return the dimension whose frequency turns so often in a text of the original length."""
+            """Return the dimension whose angle makes this many turns in a text of the original length."""
             return dim * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         first, last = place(self.fast), place(self.slow)

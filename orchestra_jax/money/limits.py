@@ -52,5 +52,5 @@ class Limiter:
         self._places.release()
 
     def pause(self, seconds: float) -> None:
-        """Let no request start for so long: a provider's Retry-After holds for all its callers."""
+        """Start no request for so many seconds: a provider's Retry-After holds for all its callers."""
         self._next_start = max(self._next_start, time.monotonic() + seconds)

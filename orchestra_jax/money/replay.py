@@ -36,7 +36,7 @@ CLOSE_S = 60.0  # how long the end waits for what is under way
 
 
 class ReplayBroken(ReplayMiss):
-    """The record can be read or written no more: the run cannot go on without paying for what it could not keep."""
+    """The record can no longer be read or written: the run would pay for answers that it could not keep."""
 
 
 class Replay:

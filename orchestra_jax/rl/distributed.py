@@ -33,7 +33,7 @@ def process_shards(sharding: MeshSharding) -> int:
 
 
 def tree_to_mesh(tree: PyTree, shardings: PyTree[NamedSharding]) -> PyTree:
-    """Put every leaf, which all processes hold whole or which is on the mesh already, where its sharding says."""
+    """Put every leaf where its sharding says; all processes hold it whole, or it is on the mesh already."""
 
     def place(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
@@ -82,7 +82,7 @@ def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBa
 
 
 def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
-    """Join micro-batches of S = 1 to such of S = `shards`; parts of one shape come together, empty ones fill up."""
+    """Join micro-batches of one part to some of `shards` parts, all of one shape; empty parts fill up the last."""
     stacked = []
     ordered = sorted(parts, key=lambda part: dataclasses.astuple(shape_of(part)), reverse=True)
     for _, same in itertools.groupby(ordered, key=lambda part: dataclasses.astuple(shape_of(part))[:-1]):

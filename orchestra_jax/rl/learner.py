@@ -122,7 +122,7 @@ class Learner:
         return {}
 
     def _scores(self, params: Params, base: Params | None, batch: MicroBatch, **settings: Any) -> tuple[Array, Array]:
-        """Return log-probs and entropies of the policy that `params`, or adapters on `base`, are."""
+        """Return log-probs and entropies of the policy: `params`, or `params` as adapters on `base`."""
         cfg = self.cfg
         if base is not None and self.adapters is not None:
             from orchestra_jax.models.lora import attach
@@ -150,7 +150,7 @@ class Learner:
         return cast(TrainState, jax.tree.map(lambda leaf: one, self.state_shapes))
 
     def place_params(self, params: Params) -> Params:
-        """Put parameters (a reference, a LoRA base) on the devices in their own dtype; those there are not copied."""
+        """Put parameters (a reference, a LoRA base) on the devices in their own dtype, without a copy of what is there."""
         return cast(Params, jax.tree.map(jax.device_put, params))
 
     def place(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # needed with adapters only
 
 
 def device_mesh(cfg: MeshConfig) -> Mesh | None:
-    """Return the configured mesh, or None for a single device; a ValueError where its size is not the devices'."""
+    """Return the configured mesh, or None for one device; raise ValueError if its size is not the number of devices."""
     if (cfg.data, cfg.fsdp, cfg.tensor) == (1, 1, 1):
         return None
     from orchestra_jax.models.sharding import make_mesh

@@ -178,7 +178,7 @@ class Collector:
 def share_all(
     processes: Processes, work: Coroutine[Any, Any, list[Trajectory]]
 ) -> Coroutine[Any, Any, list[Trajectory]]:
-    """Return what gives the trajectories of all processes, where `work` gives this one's share.
+    """Return a coroutine of the trajectories of all processes; `work` gives this process's share.
 
     Those of several processes come without ids and log-probs.
     """

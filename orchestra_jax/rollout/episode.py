@@ -71,7 +71,7 @@ class EpisodePlayer:
         self.worked_s = 0.0
 
     async def play(self, parent: Budget, on_done: Callable[[Trajectory], None] | None = None) -> Trajectory:
-        """Play to the end, whatever it is; the trajectory's budget is a part of `parent`.
+        """Play the trajectory, however it ends; its budget is a part of `parent`.
 
         Raises:
             BudgetExceeded, ReplayMiss: the run cannot go on. Everything else that is raised is a bug.
@@ -156,7 +156,7 @@ class EpisodePlayer:
         return Status.NO_ANSWER, limits.turns_used_up, None
 
     def _too_late(self, episode: Episode, calls: Sequence[ToolCall]) -> tuple[Status, str, None] | None:
-        """Return the end of a trajectory that could not use the results of these calls: none is made or paid."""
+        """Return the end of a trajectory that has no turn or time left for results; no call is made or paid then."""
         terminal = {spec.name for spec in episode.tools if spec.terminal}
         if not calls or any(call.name in terminal for call in calls):
             return None
@@ -198,9 +198,9 @@ class EpisodePlayer:
         return results
 
     async def wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:
-        """Return what `begin` gives for one of its attempts 0, 1, ..., and the seconds of work that it took.
+        """Wait for the result of `begin(attempt)`; return it with the seconds of work of that attempt.
 
-        It waits in sight of the watchdog, and tries again what fails or is overdue, until no retry is left.
+        The watchdog sees the wait. What fails or is overdue is tried again, until no retry is left.
 
         Raises:
             InfrastructureError: of the last attempt; too late is no answer, not a wrong one.

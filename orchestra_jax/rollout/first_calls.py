@@ -25,7 +25,7 @@ from orchestra_jax.types import ToolResult
 
 
 def first_call_speaker(algorithm: AlgorithmConfig) -> Callable[..., EngineSpeaker]:
-    """Return what makes the policy of each trajectory of a run.
+    """Return the function that makes the speaker of each trajectory of a run.
 
     Raises:
         ConfigError: the loss does not weigh the first calls by the policy's probability, so that it would learn to call
@@ -43,7 +43,7 @@ def first_call_speaker(algorithm: AlgorithmConfig) -> Callable[..., EngineSpeake
 
 
 class FirstCallSpeaker(EngineSpeaker):
-    """The policy after a first call that it is given.
+    """The policy of a trajectory whose first call is given.
 
     Args:
         seed: its last number is the trajectory's place in its group; the others draw the order of the tools.

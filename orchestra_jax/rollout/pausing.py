@@ -14,7 +14,7 @@ from orchestra_jax.io.stopwatch import current, queued
 
 
 class PausingEngine:
-    """Samples with another engine between `go_on` and `pause`; the time at rest is nobody's work.
+    """Samples with another engine between `go_on` and `pause`; time at rest is not counted as work.
 
     A session of the other engine ends with a pause, so that whoever uses that engine meanwhile finds it free. New
     weights drop its cache in any case.

@@ -50,7 +50,7 @@ def process_problems(
 
 
 def joint_position(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the position of all processes' streams together: that of the one that is behind.
+    """Return the position of all processes' streams together: that of the slowest process.
 
     Args:
         parts: of each process, `GroupStream.get_state()` whose `used` are places in the whole batches, with `own`, the

@@ -10,7 +10,7 @@ from orchestra_jax.rollout.source import RolloutSource
 def rollout_source(
     algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, steps: int | None = None
 ) -> RolloutSource:
-    """Return the source that the environment brings, or the settings ask for, of the arguments of all of them."""
+    """Return the environment's own source, or the one that the settings ask for; all take these arguments."""
     own = getattr(rest[1].environment, "rollout_source", RolloutSource)  # `rest` begins with seed and collector
     if own is not RolloutSource or not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
         return own(algorithm, rollout, *rest)

@@ -177,7 +177,7 @@ class ScriptSpeaker(TokenSpeaker):
 
 
 class SilentSpeaker(Speaker):
-    """Does what a script does, and nobody speaks it: no tokens, no ledger rows."""
+    """Makes the calls of a script without a model: there are no tokens and no ledger rows."""
 
     def __init__(self, script: Script, task: Task) -> None:
         self._script, self._task = script, task

@@ -1,4 +1,4 @@
-"""Tell the policy how the arguments of a call do not fit the tool; loaded when some do not."""
+"""Tell the policy why the arguments of a call do not fit the tool; loaded at the first such call."""
 
 import json
 from typing import Any

@@ -42,7 +42,7 @@ class ToolContext:
         return self.cfg.replay.mode != "replay"
 
     def share(self, make: "Callable[[ToolContext], T]") -> T:
-        """Return what `make` makes of this context; it is made once, for all tools that ask for it."""
+        """Return `make(context)`, which is called once for all tools of a run that share its result."""
         if make not in self._shared:
             self._shared[make] = make(self)
         return cast(T, self._shared[make])

@@ -50,7 +50,7 @@ class RunTools:
 
 @dataclass(frozen=True)
 class _Entries:
-    """All entries of training and of evaluation, by what a configuration names them with."""
+    """All entries of training and of evaluation, by the names that a configuration has for them."""
 
     plain: Mapping[str, Entry]  # by the name in tools.names
     experts: Sequence[Entry]

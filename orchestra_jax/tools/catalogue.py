@@ -239,7 +239,7 @@ class Catalogue:
 
 
 def _released(question: str, choices: Mapping[str, Entry], handlers: Mapping[str, ToolHandler]) -> ToolHandler:
-    """Make the functions of one episode in the released form; later calls are told what earlier ones found."""
+    """Make the functions of one episode in the released form; a later call gets the results of earlier ones."""
     notes = list[str]()
 
     async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:

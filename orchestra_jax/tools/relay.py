@@ -17,7 +17,7 @@ RELAY = ToolSpec(
 
 
 def relaying(handlers: Mapping[str, ToolHandler]) -> dict[str, ToolHandler]:
-    """Return the handlers of an episode with that of `relay`, which hands over the last result of the others.
+    """Return the handlers of an episode, with one for `relay`, which answers with the last result of the others.
 
     Errors, refused calls and empty results are not handed over. A call beside others of its turn sees the results of
     earlier turns, and of its own turn those that are there already.

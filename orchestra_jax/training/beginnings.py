@@ -14,10 +14,10 @@ def with_beginnings(
     beginnings: Iterable[Sequence[tuple[ToolCall, float]]],
     chat: ChatFormat,
 ) -> list[list[TokenSequence]]:
-    """Return each demonstration with rows that end with each other call that it may begin with; shares are weights.
+    """Return each demonstration, and for every other first call that it may have a row that ends with that call.
 
-    What follows the result of a call is the same for all calls, and costs as much to read as the call: it is learned
-    from whole demonstrations alone.
+    A row's weight says how often its call should come first. What follows the first call is learned from whole
+    demonstrations alone: it is the same after every call, and costs as much to read.
 
     Args:
         demonstrations: rows of each; only the first is kept.

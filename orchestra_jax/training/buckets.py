@@ -77,7 +77,7 @@ def _write(bucket: str, path: str) -> None:
 
 
 def remove_unfinished(directory: Any, processes: Processes) -> None:
-    """Remove what saves left that did not end, so that they can be made again; all processes call this."""
+    """Remove what unfinished saves left, so that they can be made again; all processes call this."""
     with processes.together():
         if processes.first:
             whole = {path.name for _, path in checkpoints_in(directory)}

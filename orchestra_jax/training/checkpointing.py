@@ -133,6 +133,6 @@ def _not_of_full_disks(record: logging.LogRecord) -> bool:
 
 
 def _but_of_closed_loops(raised: Any) -> None:
-    """Drop the message that TensorStore prints for every failing write after the first: that nobody waits for it."""
+    """Drop TensorStore's message that nobody waits for a write, as it prints for each failing one but the first."""
     if not (isinstance(raised.exc_value, RuntimeError) and str(raised.exc_value) == "Event loop is closed"):
         sys.__unraisablehook__(raised)

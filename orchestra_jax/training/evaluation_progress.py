@@ -78,7 +78,7 @@ class ShownCaps(ShownEvaluator, CappedEvaluator):
 
 
 class RunEvaluator(ShownEvaluator):
-    """The evaluator of a run; amid the policy steps it shows nothing, as their bar is there."""
+    """The evaluator of a run. Between policy steps it shows nothing, since their bar is on the screen."""
 
     async def evaluate(
         self, when: str = "policy", identity: str | None = None, policy_model: str | None = None

@@ -14,7 +14,7 @@ _BESIDE = ("time/score", "time/update", "time/save", "time/other")  # the server
 
 
 class WatchedEngine:
-    """An engine whose spans of time with a generation under way are kept; otherwise it is the engine itself."""
+    """Notes when the engine has a generation under way; in all else it is the engine itself."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._open = engine, 0

@@ -29,7 +29,7 @@ STOPS = (Halted, Interrupted)  # the run may go on from where these ended it
 
 @contextmanager
 def exit_status(processes: Processes | None = None, **places: str | None) -> Iterator[None]:
-    """End the process with one sentence instead of a stack trace, if the user can mend or wanted what happened.
+    """End the process with one sentence instead of a stack trace, if the user can mend what happened, or wanted it.
 
     Args:
         processes: of the run; only the first tells what ends all of them.

@@ -50,7 +50,7 @@ def reference_call(task: Task, tool: str, results: Sequence[ToolResult] = ()) ->
 
 
 def figure(task: Task, spec: ToolSpec) -> int | None:
-    """Return the figure of the menu that the wish is about, cents or seconds; None: it is about neither."""
+    """Return the figure of the menu that the wish is about, cents or seconds; None if it is about neither."""
     figures = {"cost": 100 * (spec.price_usd or 0.0), "fast": spec.latency_s or 0.0}
     return round(figures[task.preference.name]) if task.preference.name in figures else None
 

@@ -21,7 +21,7 @@ def able_tools(task: Task, kind: str) -> list[ToolSpec]:
 
 
 def expected_utility(task: Task) -> dict[Plan, float]:
-    """Return the worth of every plan that can succeed to the user, given every skill, price and latency.
+    """Return what every plan that can succeed is worth to the user, given all skills, prices and latencies.
 
     Success probability times P . features, where the features are those of Eq. 2 with one run of each plan as the
     group: the best share of each preferred tool, the lowest cost and the lowest latency count 1.

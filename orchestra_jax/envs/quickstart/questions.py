@@ -35,7 +35,7 @@ class QuickstartQuestion:
 
 
 def near(value: int, differences: Sequence[int]) -> tuple[str, ...]:
-    """Return numbers that are wrong by these differences."""
+    """Return wrong numbers: those that are off by these differences."""
     return tuple(str(abs(value + each)) for each in differences if abs(value + each) != value)
 
 

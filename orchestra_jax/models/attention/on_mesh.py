@@ -21,7 +21,7 @@ def on_mesh(
     segment_ids: Segments | None,
     backend: str | Callable[..., Array],
 ) -> Array:
-    """Compute `attention.base.attention`, which what another device holds does not change."""
+    """Compute `attention.base.attention` of the rows and heads of each device, which need no other device."""
     device = sharding.mesh.devices.flat[0]
 
     def own(q: Array, k: Array, v: Array, past: Any, lengths: Any, ids: Any) -> Array:

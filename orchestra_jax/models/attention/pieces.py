@@ -19,7 +19,7 @@ def in_pieces(
     source: Int[Array, "B U"],
     segment_ids: Int[Array, "B U"],
 ) -> Float[Array, "B S H d"]:
-    """Return the attention of each of a row's tokens in the sequence that has it first.
+    """Return the attention of every token of a row: that in the first sequence that holds the token.
 
     One piece is in memory at a time, forward and backward; pieces in which all rows have padding only cost nothing.
     Gradients of tokens that several sequences share are added up in fp32.

@@ -36,7 +36,7 @@ def written_together(place: AbstractContextManager[Path], folder: Path, write: C
 
 @contextmanager
 def _all_or_none(folder: Path) -> Iterator[None]:
-    """Raise an error in all processes once all have come here."""
+    """Raise the error of one process in all of them, once all have come here."""
     own: Exception | None = None
     try:
         yield

@@ -34,7 +34,7 @@ class Rollout(NamedTuple):
 
 
 class FamilyTable:
-    """Figures of the latest rollouts by family of questions: how well, how dear, and which tool comes first.
+    """Figures of the latest rollouts by family of questions: accuracy, cost, and the tools of the first calls.
 
     It fits the terminal: where there is no room, rare families are in the column of all alone, and rare tools share a
     row.
