@@ -150,7 +150,7 @@ class Learner:
         return cast(TrainState, jax.tree.map(lambda leaf: one, self.state_shapes))
 
     def place_params(self, params: Params) -> Params:
-        """Put parameters (a reference, a LoRA base) on the devices in their own dtype, without a copy of what is there."""
+        """Put parameters (a reference, a LoRA base) on the devices in their dtype, without a copy of what is there."""
         return cast(Params, jax.tree.map(jax.device_put, params))
 
     def place(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
