@@ -12,11 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 from orchestra_jax.models import lora as lora_module
 from orchestra_jax.models import saved_tokenizer, tokenizer
-from orchestra_jax.models.decoder import forward, init_params, logits
+from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.models.lora import LoRA, abstract_adapters, attach, init_adapters, load_peft, merge, save_peft
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
-from tests.models.trees import assert_same, to_params, to_tensors
+from tests.models.trees import assert_same, drawn_params, to_params, to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=61, num_layers=2, hidden_size=32, intermediate_size=40, head_dim=12)
 LAYOUTS = [CONFIG, CONFIG.replace(scan_layers=True)]
@@ -34,7 +34,7 @@ def by_numpy(change, tree):
 @functools.cache
 def base_of(config: Qwen3Config):
     """Larger than the initialisation, so that attention is far from uniform."""
-    params = init_params(config.replace(remat="none"), jax.random.key(0))
+    params = drawn_params(config.replace(remat="none"))
     return by_numpy(lambda x: x * np.float32(1 if x.ndim == config.scan_layers + 1 else 6), params)
 
 

@@ -10,13 +10,13 @@ import pytest
 from safetensors import safe_open
 
 from orchestra_jax.models import checkpoint
-from orchestra_jax.models.decoder import abstract_params, forward, init_params
+from orchestra_jax.models.decoder import abstract_params, forward
 from orchestra_jax.models.experts import expert_mlps, load_balancing_loss, route, routing_metrics
 from orchestra_jax.models.lora import LoRA, abstract_adapters
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig, router_logits
 from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
 from orchestra_jax.models.sizes import num_params
-from tests.models.trees import to_params, to_tensors
+from tests.models.trees import drawn_params, to_params, to_tensors
 
 CONFIG = Qwen3MoeConfig.preset(
     "tiny", vocab_size=40, hidden_size=16, expert_size=8, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4,
@@ -98,7 +98,7 @@ POSITIONS = np.broadcast_to(np.arange(6, dtype=np.int32), TOKENS.shape)
 
 @functools.cache
 def weights() -> dict:
-    return init_params(CONFIG, jax.random.key(0))
+    return drawn_params(CONFIG)
 
 
 def value(params, config, tokens, constrain=None):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.algorithm import OptimizerConfig
-from orchestra_jax.models.decoder import init_params
 from orchestra_jax.rl import forks
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
@@ -16,6 +15,7 @@ from orchestra_jax.rl.losses import LossConfig, policy_loss
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.types import Preference
+from tests.models.trees import drawn_params
 
 from .trajectories import MODEL, task, trajectory, turn
 
@@ -117,7 +117,7 @@ def test_rows_in_several_micro_batches_learn_of_each_other(make):
     """The trajectories' rows are longer than a micro-batch; two updates, the second with another policy than `old`."""
     cfg = LearnerConfig(LossConfig(loss="sequence", clip_low=0.9, clip_high=9.0))
     learner = Learner(MODEL, cfg, make_optimizer(OptimizerConfig(learning_rate=0.05, warmup_steps=0)))
-    state = learner.init(init_params(MODEL, jax.random.key(0)))
+    state = learner.init(drawn_params(MODEL))
     batches = [learner.with_old_logprobs(state.params, batch) for batch in make(token_rows())]
     assert len(batches) > 2
     assert sum(batch.num_sequences for batch in batches) == pytest.approx(3)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from orchestra_jax.config.algorithm import OptimizerConfig
-from orchestra_jax.models.decoder import forward, init_params, logits
+from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.models.lora import LoRA, attach, init_adapters
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batch_logprobs import batch_logprobs
@@ -18,6 +18,7 @@ from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.optimizer import learning_rate, make_optimizer
+from tests.models.trees import drawn_params
 
 from .packed_rows import assert_trees_close
 
@@ -37,7 +38,7 @@ PERCENTILES = ("ratio_p01", "ratio_p50", "ratio_p99", "importance_p01", "importa
 
 @functools.cache
 def weights(seed: int = 0) -> dict:
-    return init_params(CONFIG, jax.random.key(seed))
+    return drawn_params(CONFIG, seed)
 
 
 def make_rows(seed: int = 0, count: int = 7, members: int = 3) -> list[TokenSequence]:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.algorithm import OptimizerConfig
-from orchestra_jax.models.decoder import abstract_params, init_params
+from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.lora import LoRA, abstract_adapters
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.optimizer import layer_matrices, make_optimizer
+from tests.models.trees import drawn_params
 
 CONFIG = Qwen3Config(
     vocab_size=40, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8,
@@ -44,8 +45,8 @@ def by_path(tree) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def moved():
     """Updates of the unstacked and of the stacked policy, on the same gradients."""
-    params = init_params(CONFIG, jax.random.key(0))
-    gradients = [init_params(CONFIG, jax.random.key(seed)) for seed in (1, 2)]
+    params = drawn_params(CONFIG)
+    gradients = [drawn_params(CONFIG, seed) for seed in (1, 2)]
     return updates_of(params, gradients), updates_of(stacked(params), [stacked(g) for g in gradients])
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra_jax.models.attention.cudnn import max_segments, segment_table
-from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.distributed import shape_of
@@ -16,6 +15,7 @@ from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.packing import PackShapes, bin_rows, pack
 from orchestra_jax.rl.setup import policy_batches, policy_shapes
+from tests.models.trees import drawn_params
 from tests.training.test_trainer import config
 
 from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
@@ -28,7 +28,7 @@ CONFIG = Qwen3Config(
 
 @functools.cache
 def weights(seed: int = 0) -> dict:
-    return init_params(CONFIG, jax.random.key(seed))
+    return drawn_params(CONFIG, seed)
 
 
 # --- the bin packer --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from orchestra_jax.config.algorithm import OptimizerConfig
-from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rl.batching import MicroShapes, micro_batches
@@ -25,6 +24,7 @@ from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.rl.shared import sharing
+from tests.models.trees import drawn_params
 
 from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
 from .test_shared import forked
@@ -48,8 +48,8 @@ def make_learner(mesh=None, config: Qwen3Config = CONFIG, optimizer=None) -> Lea
 
 def two_steps(learner: Learner, batches):
     """Two optimizer steps with a reference that lies on the host; no transfer goes unsaid, as in the trainer's loop."""
-    state = learner.init(init_params(learner.config, jax.random.key(0)))
-    reference = jax.tree.map(np.asarray, init_params(learner.config, jax.random.key(1)))
+    state = learner.init(drawn_params(learner.config))
+    reference = jax.tree.map(np.asarray, drawn_params(learner.config, 1))
     with jax.transfer_guard("disallow"):
         batches = [learner.with_ref_logprobs(reference, batch) for batch in learner.place(batches)]
         state, _ = learner.policy_step(state, batches)
@@ -109,7 +109,7 @@ def test_sequences_that_begin_alike_step_on_a_mesh_as_alone_on_one_device():
 
 def test_shared_prefixes_stay_within_their_part():
     shapes = MicroShapes(20, (20,), (20,), rows_per_prefix=1, response_fractions=())
-    learner, params = make_learner(), init_params(CONFIG, jax.random.key(0))
+    learner, params = make_learner(), drawn_params(CONFIG)
     (batch,) = policy_batches(SEQUENCES[:4], shapes, 4)
     single = micro_batches(SEQUENCES[:4], shapes)
     assert batch.prefix_row.tolist() == [0] * 4
@@ -193,11 +193,11 @@ def test_weights_are_gathered_in_the_compute_dtype(tmp_path: Path):
 def test_bf16_compute_leaves_masters_and_gradients_in_fp32():
     (batch,) = policy_batches(SEQUENCES[:8], PackShapes(26, 2, 8), 4)
     learner = make_learner(make_mesh(1, 4, 2), BF16)
-    state, _ = learner.supervised_step(learner.init(init_params(BF16, jax.random.key(0))), [batch])
+    state, _ = learner.supervised_step(learner.init(drawn_params(BF16)), [batch])
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32"), jnp.dtype("int32")}
     exact = make_learner(config=UNTIED_SCAN)
     (whole,) = pack(SEQUENCES[:8], PackShapes(26, 8, 32))
-    wanted, _ = exact.supervised_step(exact.init(init_params(UNTIED_SCAN, jax.random.key(0))), [whole])
+    wanted, _ = exact.supervised_step(exact.init(drawn_params(UNTIED_SCAN)), [whole])
     # bf16 has 8 bits: each leaf's gradient agrees in direction and within a few per cent in size.
     for x, y in zip(jax.tree.leaves(state.opt_state[0]), jax.tree.leaves(wanted.opt_state[0]), strict=True):
         x, y = np.asarray(x).ravel(), np.asarray(y).ravel()
@@ -213,7 +213,7 @@ def test_bf16_compute_leaves_masters_and_gradients_in_fp32():
 def test_every_moment_is_sharded_like_its_parameter(name, moments):
     optimizer = make_optimizer(OptimizerConfig(1e-3, name, moment_dtype=moments))
     learner = make_learner(make_mesh(1, 4, 2), optimizer=optimizer)
-    params = init_params(CONFIG, jax.random.key(0))
+    params = drawn_params(CONFIG)
     state = learner.init(params)
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
     found = 0
@@ -231,7 +231,7 @@ def test_every_moment_is_sharded_like_its_parameter(name, moments):
 def test_a_batch_for_another_mesh_is_an_error():
     learner = make_learner(make_mesh(1, 4, 2))
     with pytest.raises(ValueError, match=r"A micro-batch has 1 part\(s\), this process feeds 4 batch shard"):
-        learner.supervised_step(learner.init(init_params(CONFIG, jax.random.key(0))), pack(SEQUENCES, PackShapes(26)))
+        learner.supervised_step(learner.init(drawn_params(CONFIG)), pack(SEQUENCES, PackShapes(26)))
 
 
 @needs_8
@@ -245,5 +245,5 @@ def test_lowering_ahead_of_time_is_the_step_and_allocates_nothing():
     memory = lowered["update"].compile().memory_analysis()
     # Per device: the state in place; parameters are split over 8, norms and step are not.
     assert memory.alias_size_in_bytes > 0.9 * memory.output_size_in_bytes
-    whole = 4 * sum(leaf.size for leaf in jax.tree.leaves(learner.init(init_params(CONFIG, jax.random.key(0)))))
+    whole = 4 * sum(leaf.size for leaf in jax.tree.leaves(learner.init(drawn_params(CONFIG))))
     assert memory.output_size_in_bytes < whole / 6

@@ -4,7 +4,6 @@ import asyncio
 import math
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,11 +11,11 @@ from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.envs.base import initial_messages
-from orchestra_jax.models import decoder
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.rl.batching import sequences
 from orchestra_jax.types import Status, ToolCall
+from tests.models.trees import drawn_params
 from tests.rollout.scripted import (
     ANSWER,
     HANG,
@@ -477,7 +476,7 @@ async def test_a_callback_that_raises_surfaces(words):
 
 async def test_with_the_embedded_engine_the_learner_trains_what_it_sampled(words):
     config = Qwen3Config(len(words), 16, 32, 2, 2, 1, 8, tie_word_embeddings=True, initializer_range=0.3)
-    params = decoder.init_params(config, jax.random.key(0))
+    params = drawn_params(config)
     collector, _, _ = make(words, limits=replace(LIMITS, max_length=512, max_new_tokens=6))
     log = []
 

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,7 +14,6 @@ from orchestra_jax.envs.quickstart.environment import QuickstartEpisode
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import Stopwatch
-from orchestra_jax.models import decoder
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import sequences
@@ -28,6 +26,7 @@ from orchestra_jax.training.build import make_collector, make_policy
 from orchestra_jax.types import Status, Task, ToolCall, ToolResult, Trajectory
 from tests.engines.contract import Subject
 from tests.engines.test_embedded import CONFIG, LENGTH, SETTINGS, weights
+from tests.models.trees import drawn_params
 from tests.rollout.test_exactness import canonical, parts, trained
 from tests.rollout.test_stream import SECONDS, Numbers, Rolls, ends_without, indices, make
 from tests.training.test_trainer import MICRO, config
@@ -157,7 +156,7 @@ def test_a_trajectory_continued_under_newer_weights_trains_every_token_once_with
 
     monkeypatch.setattr(QuickstartEpisode, "step", slow_step)
     model, params = make_policy(cfg, chat)
-    other = decoder.init_params(model, jax.random.key(7))
+    other = drawn_params(model, 7)
     with LoopThread() as loop:
         rest = {"tokenizer_size": 1, "directory": tmp_path, "loop": loop, "processes": Processes()}
         serving = start_engine(cfg.rollout, model, params, 1, **rest)

@@ -16,7 +16,6 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models import checkpoint
-from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
@@ -25,6 +24,7 @@ from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import make_collector, make_policy, policy_config, preflight
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run
+from tests.models.trees import drawn_params
 from tests.training.test_trainer import config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ def test_quickstart_parts_fit_together(tmp_path: Path):
 def test_a_tokenizer_with_words_that_the_policy_does_not_know_is_said(tmp_path: Path):
     """Their embeddings are not there: all log-probs and the whole run would be NaN."""
     smaller = Qwen3Config(10, 8, 8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8)
-    checkpoint.save(tmp_path / "policy", smaller, init_params(smaller, jax.random.key(0)))
+    checkpoint.save(tmp_path / "policy", smaller, drawn_params(smaller))
     cfg = config(tmp_path, f"model.path={tmp_path / 'policy'}")
     chat = make_chat(cfg)
     for make in (make_policy, policy_config):

@@ -1,6 +1,5 @@
 """The update of trajectories that forked: their sequences know of each other from the second optimizer step on."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -8,11 +7,11 @@ from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig, Optimize
 from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.models.decoder import init_params
 from orchestra_jax.rl import forks
 from orchestra_jax.rl.setup import policy_learner, policy_shapes, ratio_spans_rows
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Turn
+from tests.models.trees import drawn_params
 from tests.rl.trajectories import MODEL, task, trajectory
 
 
@@ -43,7 +42,7 @@ def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch,
 
     monkeypatch.setattr(forks, "with_other_log_ratios", told)
     learner = policy_learner(cfg.algorithm, cfg.rollout, cfg.steps, MODEL)
-    state = learner.init(init_params(MODEL, jax.random.key(0)))
+    state = learner.init(drawn_params(MODEL))
     advantages = np.array([1.0, -1.0, 0.5, -0.5], np.float32)
     shapes = policy_shapes(algorithm, cfg.model, limits.max_length, history)
     spans_rows = ratio_spans_rows(algorithm.loss, history)
@@ -79,7 +78,7 @@ def test_an_update_that_shares_beginnings_is_the_one_that_does_not():
         )  # fmt: skip
         cfg = RunConfig(algorithm=algorithm)
         learner = policy_learner(algorithm, cfg.rollout, 1, MODEL)
-        state = learner.init(init_params(MODEL, jax.random.key(0)))
+        state = learner.init(drawn_params(MODEL))
         shapes = policy_shapes(algorithm, cfg.model, 64, History.drop_thinking)
         state, (found,) = update(algorithm, shapes, learner, state, trajectories, np.array([1.0, -1.0, 0.5, -0.5]))
         gradients.append(found["grad_norm"])

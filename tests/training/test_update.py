@@ -12,7 +12,6 @@ import pytest
 from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig, OptimizerConfig
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.models.decoder import init_params
 from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.setup import learner_config, policy_shapes, ratio_spans_rows
@@ -21,6 +20,7 @@ from orchestra_jax.training.metrics import update_metrics
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Trajectory, Turn
 from tests.config.test_checks import compose
+from tests.models.trees import drawn_params
 from tests.rl.trajectories import MODEL, task, trajectory
 
 TASK = task("task", "", Preference("", "", {}))
@@ -31,7 +31,7 @@ ADVANTAGES[:MEMBERS] = 1.0, -1.0  # of eight groups one is kept
 
 @functools.cache
 def weights() -> dict:
-    return init_params(MODEL, jax.random.key(0))
+    return drawn_params(MODEL)
 
 
 def trajectories(count: int, lengths: tuple[int, int] = (6, 20), seed: int = 0) -> list[Trajectory]:

@@ -4,9 +4,8 @@ import pytest
 
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.checkpoint.hf_names import sources
-from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
-from tests.models.trees import to_params, to_tensors
+from tests.models.trees import drawn_params, to_params, to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=40, hidden_size=16, intermediate_size=24)
 
@@ -15,7 +14,7 @@ CONFIG = Qwen3Config.preset("tiny", vocab_size=40, hidden_size=16, intermediate_
 @pytest.mark.parametrize("tied", [False, True])
 def test_round_trip(scan: bool, tied: bool) -> None:
     config = CONFIG.replace(scan_layers=scan, tie_word_embeddings=tied)
-    params = init_params(config, jax.random.key(0))
+    params = drawn_params(config)
     tensors = to_tensors(params, config)
     assert tensors["model.layers.2.mlp.down_proj.weight"].shape == (16, 24)
     assert ("lm_head.weight" in tensors) != tied

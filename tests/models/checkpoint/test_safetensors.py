@@ -13,18 +13,14 @@ from safetensors.numpy import load_file, save_file
 from orchestra_jax.models import saved_tokenizer, tokenizer
 from orchestra_jax.models.checkpoint import load, reading, safetensors, save
 from orchestra_jax.models.checkpoint.hf_names import TURNED
-from orchestra_jax.models.decoder import forward, init_params, logits
+from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
 from orchestra_jax.processes.several import on_host
-from tests.models.trees import assert_same, to_tensors
+from tests.models.trees import assert_same, drawn_params, to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=300, hidden_size=16, intermediate_size=24, head_dim=8, num_layers=2)
 needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
-
-
-def params_of(config: Qwen3Config) -> dict:
-    return jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
 
 
 def rewrite(folder: Path, change) -> None:
@@ -41,7 +37,7 @@ def set_config(folder: Path, **values) -> None:
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint") / "model"
-    save(folder, CONFIG, params_of(CONFIG))
+    save(folder, CONFIG, drawn_params(CONFIG))
     return folder
 
 
@@ -55,7 +51,7 @@ def folder(pristine, tmp_path) -> Path:
 @pytest.mark.parametrize("tied", [False, True])
 def test_round_trip_is_bit_equal(dtype, scan, tied, tmp_path) -> None:
     config = CONFIG.replace(param_dtype=dtype, dtype=dtype, scan_layers=scan, tie_word_embeddings=tied)
-    params = params_of(config)
+    params = drawn_params(config)
     folder = tmp_path / "new" / "model"
     save(folder, config, params, max_shard_bytes=6000)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -93,7 +89,7 @@ def test_files_and_config(pristine) -> None:
 
 
 def test_dtypes(folder, tmp_path) -> None:
-    params = params_of(CONFIG)
+    params = drawn_params(CONFIG)
     config, got = load(folder, param_dtype="bfloat16", dtype="float32", remat="full")
     assert (config.dtype, config.param_dtype, config.remat) == ("float32", "bfloat16", "full")
     assert_same(got, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
@@ -145,7 +141,7 @@ def test_host_memory_is_a_few_files_or_one_parameter(scan, tmp_path, monkeypatch
     config = Qwen3Config.preset(
         "tiny", vocab_size=8192, hidden_size=256, intermediate_size=1024, num_layers=6, scan_layers=scan
     )
-    params = params_of(config)
+    params = drawn_params(config)
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
     assert max(sizes) < sum(sizes) / 3
     tensor = 4 * 8192 * 256
@@ -184,7 +180,7 @@ def test_arrays_that_lie_column_by_column_are_turned_bit_for_bit(shape, dtype) -
 @pytest.mark.parametrize("most", [6000, 10**9])
 def test_files_are_the_same_from_devices_and_from_either_layout_in_host_memory(scan, most, tmp_path) -> None:
     config = CONFIG.replace(scan_layers=scan)
-    params = params_of(config)
+    params = drawn_params(config)
     layouts = {
         "devices": params,
         "rows": on_host(params, "bfloat16"),
@@ -208,7 +204,7 @@ def test_files_are_the_same_from_devices_and_from_either_layout_in_host_memory(s
 
 def test_tokenizer_goes_along(tmp_path) -> None:
     words = tokenizer.build_word_tokenizer(["two words"], "{{ messages }}")
-    save(tmp_path / "model", CONFIG, params_of(CONFIG), tokenizer=words)
+    save(tmp_path / "model", CONFIG, drawn_params(CONFIG), tokenizer=words)
     assert saved_tokenizer.load(tmp_path / "model").get_vocab() == words.get_vocab()
     hf = json.loads((tmp_path / "model/config.json").read_text())
     assert (hf["eos_token_id"], hf["pad_token_id"]) == (words.eos_token_id, words.pad_token_id)
@@ -216,7 +212,7 @@ def test_tokenizer_goes_along(tmp_path) -> None:
 
 
 def test_saving_is_all_or_nothing(folder, tmp_path, monkeypatch) -> None:
-    new = jax.tree.map(lambda x: x + 1, params_of(CONFIG))
+    new = jax.tree.map(lambda x: x + 1, drawn_params(CONFIG))
     with pytest.raises(FileExistsError, match=r"model' exists; give a new folder, or overwrite=True"):
         save(folder, CONFIG, new)
     written = []
@@ -232,7 +228,7 @@ def test_saving_is_all_or_nothing(folder, tmp_path, monkeypatch) -> None:
         with pytest.raises(OSError, match="disk full"):
             save(folder, CONFIG, new, max_shard_bytes=6000, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert_same(load(folder)[1], params_of(CONFIG))
+    assert_same(load(folder)[1], drawn_params(CONFIG))
 
     # What a killed process left behind.
     for name in (".model.partial", ".model.old"):
@@ -256,7 +252,7 @@ def test_missing_files(folder, tmp_path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"No model\.safetensors or model\.safetensors\.index\.json in"):
         load(folder)
-    save(folder, CONFIG, params_of(CONFIG), max_shard_bytes=6000, overwrite=True)
+    save(folder, CONFIG, drawn_params(CONFIG), max_shard_bytes=6000, overwrite=True)
     second = next(folder.glob("model-00002-of-*"))
     second.write_bytes(second.read_bytes()[:-8])
     with pytest.raises(
@@ -305,7 +301,7 @@ def test_tied_head(folder) -> None:
     rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].copy()}))
     assert "lm_head" in load(folder)[1]
     set_config(folder, tie_word_embeddings=True)
-    assert_same(load(folder)[1], params_of(CONFIG))
+    assert_same(load(folder)[1], drawn_params(CONFIG))
     rewrite(folder, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), 9))
     with pytest.raises(ValueError, match="differs from the embedding; set tie_word_embeddings to false"):
         load(folder)
@@ -315,7 +311,7 @@ def test_tied_head(folder) -> None:
 
 
 def test_refuses_parameters_of_another_config(tmp_path) -> None:
-    params = params_of(CONFIG)
+    params = drawn_params(CONFIG)
     with pytest.raises(ValueError, match=r"not those of the config \(num_layers=2, scan_layers=True"):
         save(tmp_path / "model", CONFIG.replace(scan_layers=True), params)
     with pytest.raises(ValueError, match=r"'embed' has shape \(300, 16\), but the config needs \(299, 16\)"):
@@ -331,7 +327,7 @@ def test_transformers_loads_it(tied, tmp_path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = CONFIG.replace(tie_word_embeddings=tied, scan_layers=not tied)
-    params = jax.tree.map(lambda x: x * 4, params_of(config))
+    params = jax.tree.map(lambda x: x * 4, drawn_params(config))
     save(tmp_path / "model", config, params, max_shard_bytes=20_000)
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", output_loading_info=True, attn_implementation="eager"

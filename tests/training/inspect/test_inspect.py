@@ -5,7 +5,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -13,7 +12,6 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, QuickstartEpisode, quickstart_chat
 from orchestra_jax.models import checkpoint
-from orchestra_jax.models.decoder import init_params
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.executor import ToolExecutor
@@ -22,6 +20,7 @@ from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.inspect import registry
 from orchestra_jax.training.inspect.tasks import FIGURES, benchmark_task, figures
 from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, Trajectory
+from tests.models.trees import drawn_params
 from tests.training.micro import OneLayer
 
 QUESTIONS = 6
@@ -127,7 +126,7 @@ def test_our_policy_says_through_inspect_what_it_says_to_us(tmp_path: Path, eval
     registry.register()
     tokenizer = quickstart_chat().tokenizer
     config = OneLayer.preset("tiny", vocab_size=len(tokenizer))
-    checkpoint.save(tmp_path / "policy", config, init_params(config, jax.random.key(0)), dtype=jnp.float32)
+    checkpoint.save(tmp_path / "policy", config, drawn_params(config), dtype=jnp.float32)
     model = get_model(f"orchestra/{tmp_path}/policy", settings="rollout.limits.max_new_tokens=12")
     with pytest.raises(ConfigError, match=r"takes -M settings=\.\.\., not setting"):
         get_model(f"orchestra/{tmp_path}/policy", setting="rollout.limits.max_new_tokens=12")
