@@ -6,7 +6,6 @@ import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,9 +16,9 @@ from orchestra_jax.engines.base import SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.engines.slot_cache import sample
 from orchestra_jax.io.stopwatch import Stopwatch
-from orchestra_jax.models import decoder
 from orchestra_jax.models.qwen3 import Qwen3Config
 from tests.engines.contract import SECONDS, EngineContract, Subject, prompt_of
+from tests.models.trees import drawn_params
 
 CONFIG = Qwen3Config(
     vocab_size=24, hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
@@ -36,7 +35,7 @@ SETTINGS = RolloutConfig(slots=8, limits=RolloutLimits(max_length=LENGTH), chunk
 @functools.cache
 def weights(config: Qwen3Config) -> tuple[dict, dict]:
     """Versions 0 and 1."""
-    first, second = (decoder.init_params(config, jax.random.key(seed)) for seed in (0, 1))
+    first, second = (drawn_params(config, seed) for seed in (0, 1))
     return first, second
 
 
@@ -57,12 +56,14 @@ async def make(monkeypatch):
         await engine.close()
 
 
+# Of rows, widths and windows, so that there is less to compile.
+FEW_SHAPES = {"slots": 3, "widths": [8]}
 KINDS = {
     "continuous": {"lockstep": False},
-    "layers": {"config": DEEP},
-    "scan_layers": {"config": SCANNED},
+    "layers": {"config": DEEP, **FEW_SHAPES},
+    "scan_layers": {"config": SCANNED, **FEW_SHAPES},
     "few_slots": {"lockstep": False, "slots": 3, "chunk": 1, "widths": [1024]},
-    "windows": {"shortest_window": 8},
+    "windows": {"shortest_window": 32},
     "threads": {"threads": 2, "slots": 16},  # two parts of the others' size: nothing more to compile
 }
 
@@ -108,7 +109,7 @@ async def test_schedule_slots_and_widths_do_not_change_what_is_sampled(make):
             {"lockstep": False},
             {"lockstep": False, "slots": 3, "widths": (16, 64)},
             {"threads": 3, "slots": 9, "widths": (16, 64)},
-            {"shortest_window": 8},
+            {"shortest_window": 32},
         )
     ]
     for other in found[1:]:

@@ -278,17 +278,16 @@ def test_micro_batches_add_up(loss, aggregation):
     cfg = LossConfig(loss=loss, aggregation=aggregation, constant=11.0, kl_coef=0.2)
     mask = data["mask"]
     denominator = {"token": mask.sum(), "sequence": mask.any(axis=1).sum(), "constant": 11.0}[aggregation]
-    whole = jax.grad(lambda x: call(data | {"logprobs": x}, cfg, ref_logprobs=data["ref_logprobs"])[0])
-    expected = whole(jnp.asarray(data["logprobs"]))
+
+    def value(logprobs, part, **options):
+        return call(part | {"logprobs": logprobs}, cfg, ref_logprobs=part["ref_logprobs"], **options)[0]
+
+    expected = jax.grad(value)(jnp.asarray(data["logprobs"]), data)
+    both = jax.jit(jax.value_and_grad(value))  # compiled once for the three parts
     total, gradients = 0.0, []
     for start in (0, 2, 4):
         part = {name: values[start : start + 2] for name, values in data.items()}
-
-        def value(logprobs, part=part):
-            options = {"ref_logprobs": part["ref_logprobs"], "denominator": denominator}
-            return call(part | {"logprobs": logprobs}, cfg, **options)[0]
-
-        piece, gradient = jax.value_and_grad(value)(jnp.asarray(part["logprobs"]))
+        piece, gradient = both(jnp.asarray(part["logprobs"]), part, denominator=denominator)
         total += float(piece)
         gradients.append(gradient)
     np.testing.assert_allclose(total, call(data, cfg, ref_logprobs=data["ref_logprobs"])[0], rtol=1e-5)
