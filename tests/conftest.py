@@ -45,7 +45,11 @@ _set_environment()
 gc.disable()
 
 # After the environment: hypothesis' plugin may import what imports jax.
+import yaml  # noqa: E402
 from hypothesis import settings  # noqa: E402
+
+# Hundreds of configurations are composed, and libyaml reads their files faster.
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # Compilation makes the first example slow; the seed is fixed so that a failure comes back.
 settings.register_profile("orchestra", deadline=None, derandomize=True)

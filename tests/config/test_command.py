@@ -1,8 +1,10 @@
 """The command line of every script: help at once, flags, and mistakes that are found before JAX is imported."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,37 @@ def start(name: str, *arguments: str, cwd: Path | None = None) -> tuple[int, str
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
     *sentences, told = done.stderr.splitlines()
     return done.returncode, done.stdout, sentences, told
+
+
+# Imports once what every command with settings needs, and runs each line's command in a fork.
+FORKING = """
+import json, os, sys
+import orchestra_jax.config.cli, orchestra_jax.config.missing, hydra._internal.utils
+for line in sys.stdin:
+    folder, code, arguments = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.chdir(folder)
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+        sys.argv = ["-c", *arguments]
+        try:
+            exec(code, {"__name__": "__main__"})
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(end.code)
+        os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def forking() -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"PYTHONPATH": str(EXPERIMENTS.parent)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", FORKING], env=environment, text=True, **pipes) as process:
+        yield process
+        process.stdin.close()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -85,10 +118,15 @@ def test_help_all_names_every_group_of_settings():
         ("evaluate", ["output_dir=file"], "The folder 'file' cannot be written (File exists): set output_dir to one"),
     ],
 )
-def test_a_wrong_path_is_found_before_jax_is_imported(tmp_path: Path, name: str, arguments: list[str], sentence: str):
+def test_a_wrong_path_is_found_before_jax_is_imported(
+    tmp_path: Path, forking: subprocess.Popen[str], name: str, arguments: list[str], sentence: str
+):
     (tmp_path / "file").write_text("")
-    status, printed, sentences, told = start(name, *arguments, cwd=tmp_path)
-    assert (status, printed) == (2, ""), sentences
+    command = [str(EXPERIMENTS / f"{name}.py"), *arguments]
+    print(json.dumps([str(tmp_path), OBSERVED, command]), file=forking.stdin, flush=True)
+    status = int(forking.stdout.readline())
+    *sentences, told = (tmp_path / "err").read_text().splitlines()
+    assert (status, (tmp_path / "out").read_text()) == (2, ""), sentences
     assert sentences[0].startswith(sentence)
     assert len(sentences) <= 3
     assert told.startswith("jax=False") or "env" in "".join(arguments)  # whose module may need JAX
