@@ -6,6 +6,7 @@ from its own layer or one below; packages that share a layer may not import each
 """
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,11 @@ LINES_AN_EXPERIMENT = 65  # beside its docstring
 LINES_A_FUNCTION = 80
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def modules_imported(tree: ast.Module, package: str) -> Iterator[str]:
     """Every module that a file imports, lazily or not, as absolute names; `package` is the file's own package."""
     for node in ast.walk(tree):
@@ -79,7 +85,7 @@ def edges(files: dict[str, str]) -> dict[tuple[str, str], str]:
         module = path.removesuffix(".py").replace("/", ".")
         package = module.removesuffix(".__init__") if path.endswith("__init__.py") else module.rpartition(".")[0]
         importer = unit_of(module)
-        for name in modules_imported(ast.parse(source), package):
+        for name in modules_imported(parsed(source), package):
             if importer is not None and (imported := unit_of(name)) not in (None, importer):
                 found.setdefault((importer, imported), path)
     return found
@@ -99,7 +105,7 @@ def layer_violations(files: dict[str, str]) -> list[str]:
 def nnx_violations(files: dict[str, str]) -> list[str]:
     found = []
     for path, source in files.items():
-        tree = ast.parse(source)
+        tree = parsed(source)
         names = [*modules_imported(tree, ""), *(ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute))]
         if any(name == "flax.nnx" or name.startswith("flax.nnx.") for name in names):
             found.append(f"{path}: uses flax.nnx; use flax.linen")
@@ -113,7 +119,7 @@ def purity_violations(files: dict[str, str]) -> list[str]:
         inner = path.removeprefix(f"{PACKAGE}/")
         if inner.partition("/")[0] not in PURE or inner in READS_FILES:
             continue
-        tree = ast.parse(source)
+        tree = parsed(source)
         roots = {name.partition(".")[0] for name in modules_imported(tree, "")}
         found += [f"{path}: imports {name}" for name in sorted(roots & IMPURE_MODULES)]
         for node in ast.walk(tree):
@@ -137,7 +143,7 @@ def module_imports(files: dict[str, str]) -> dict[str, set[str]]:
     for path, source in files.items():
         name = module_name(path)
         package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
-        tree = ast.parse(source)
+        tree = parsed(source)
         # "package.module.name" stands for the module, unless it is one itself.
         wanted = (m if m in names else m.rpartition(".")[0] for m in modules_imported(tree, package))
         found[name] = {module for module in wanted if module in names} - {name}
@@ -156,14 +162,14 @@ def circle_violations(files: dict[str, str]) -> list[str]:
 def file_violations(files: dict[str, str]) -> list[str]:
     found = []
     for path, source in files.items():
-        help_lines = len((ast.get_docstring(ast.parse(source)) or "").splitlines())  # the command's examples
+        help_lines = len((ast.get_docstring(parsed(source)) or "").splitlines())  # the command's examples
         if path.startswith("experiments/") and (lines := len(source.splitlines()) - help_lines) > LINES_AN_EXPERIMENT:
             found.append(f"{path}: {lines} lines; at most {LINES_AN_EXPERIMENT}")
     return found
 
 
 def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (n for n in ast.walk(parsed(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def function_violations(files: dict[str, str]) -> list[str]:

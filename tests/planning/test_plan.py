@@ -202,6 +202,7 @@ def test_compiled_flops_agree_with_the_formula() -> None:
     assert compiled == pytest.approx(job.model_flops + recomputed + masked_half - norms, rel=0.01)
 
 
+@pytest.mark.slow
 def test_cudnns_attention_is_counted_without_its_scores() -> None:
     length = 1024
     shape = BatchShape(1, length, 4, length, 1, 0, True, length // 2)
