@@ -105,6 +105,8 @@ def layer_violations(files: dict[str, str]) -> list[str]:
 def nnx_violations(files: dict[str, str]) -> list[str]:
     found = []
     for path, source in files.items():
+        if "nnx" not in source:
+            continue
         tree = parsed(source)
         names = [*modules_imported(tree, ""), *(ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute))]
         if any(name == "flax.nnx" or name.startswith("flax.nnx.") for name in names):
