@@ -126,7 +126,7 @@ def test_a_server_takes_its_file_and_what_changes_in_it(tmp_path: Path):
         assert (ask("of-anna"), ask("of-bob"), ask("none")) == (200, 401, 401)
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "What is 7 * 8 + 3?"}]}
         headers = {"authorization": "Bearer of-anna"}
-        found = [httpx.post(f"{address}/chat/completions", json=asked, headers=headers) for _ in range(3)]
+        found = [httpx.post(f"{address}/chat/completions", json=asked, headers=headers, timeout=60) for _ in range(3)]
         assert [one.status_code for one in found][-1] == 402  # its five cents are used up
         file.write_text("- {name: anna, env: NOBODY}")
         time.sleep(3.0)
