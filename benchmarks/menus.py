@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from first_calls import first_calls
 from short import parse
 
 import orchestra_jax as oj
@@ -30,15 +30,12 @@ from orchestra_jax.envs.recorded.offer import code_of
 from orchestra_jax.envs.recorded.wishes import draw_words, make_wish
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
-from orchestra_jax.models.decoder import forward, init_params, logits
+from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.families import preset_config
-from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
-from orchestra_jax.rollout.parsing import render_call
-from orchestra_jax.types import Task, ToolCall, ToolSpec
+from orchestra_jax.types import Task, ToolSpec
 
 NOTHING = "nothing"
-_ROWS = 32  # prompts in a pass
 _NOTHING = {"type": "object", "properties": {}, "required": []}  # a call of a model has no arguments
 
 
@@ -128,36 +125,8 @@ def chosen(
     some: Sequence[Question], environment: RecordedEnvironment, chat: ChatFormat, config: DecoderConfig, params: Params
 ) -> list[str]:
     """Return the model of each menu that is most probably called first."""
-
-    @jax.jit
-    def scores(params: Params, tokens: jax.Array, last: jax.Array) -> jax.Array:
-        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = forward(params, config, tokens, places)
-        return logits(params, config, jnp.take_along_axis(hidden, last[:, None, None], 1)[:, 0])
-
-    prompts, names = list[list[int]](), list[dict[int, str]]()
-    for each in some:
-        episode = environment.reset(each.task, Budget())
-        prompt = list(chat.prompt_ids(episode.messages, episode.tools))
-        calls = {line.name: chat.tokenizer.encode(render_call(ToolCall(line.name, {}))) for line in each.lines}
-        same = next(k for k, tokens in enumerate(zip(*calls.values(), strict=False)) if len(set(tokens)) > 1)
-        names.append({tokens[same]: name for name, tokens in calls.items()})
-        if len(names[-1]) < len(calls):
-            raise SystemExit("Two tools begin with the same token: train with tools.menu.letters=true.")
-        prompts.append([*prompt, *next(iter(calls.values()))[:same]])
-    width, found = max(map(len, prompts)), list[str]()
-    for first in range(0, len(prompts), _ROWS):
-        rows = prompts[first : first + _ROWS]
-        tokens = np.zeros((_ROWS, width), np.int32)
-        for row, prompt in zip(tokens, rows, strict=False):
-            row[: len(prompt)] = prompt
-        last = np.array([len(prompt) - 1 for prompt in rows] + [0] * (_ROWS - len(rows)))
-        table = np.asarray(scores(params, tokens, last))
-        found += [
-            known[max(known, key=row.__getitem__)]
-            for row, known in zip(table, names[first : first + _ROWS], strict=False)
-        ]
-    return found
+    asked = [(each.task, [line.name for line in each.lines]) for each in some]
+    return [max(row, key=row.__getitem__) for row in first_calls(asked, environment, chat, config, params)]
 
 
 def measured(cfg: RunConfig, policy: tuple[DecoderConfig, Params] | None, count: int, most: int) -> Iterator[str]:

@@ -1,10 +1,26 @@
 """The area under quality against the share of strong calls, and routers that learn it on made tables."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.routellm import CHEAP, STRONG, area, chance, gains, measured
+from benchmarks import routellm
+from benchmarks.routellm import CHEAP, STRONG, area, chance, gains, measured, policy_scores, trained
+from orchestra_jax.config import record
+from orchestra_jax.config.compose import compose
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.table import RecordedAnswer, RecordedQuestion, Recording
+from orchestra_jax.models import checkpoint
+from orchestra_jax.models.decoder import forward, init_params, logits
+from orchestra_jax.models.families import preset_config
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rollout.chat import make_chat
+from orchestra_jax.rollout.parsing import render_call
 
 GAIN = np.array([1, 0, 0, -1, 1, 0, 1, 0])
 
@@ -80,3 +96,53 @@ def test_a_test_question_whose_text_training_has_is_left_out():
     again = Recording(twins, *(getattr(table, name) for name in list(Recording.__dataclass_fields__)[1:]))
     _, test = measured(again, 0, False, 10)
     assert set(test.questions) == set(split["test"]) - {copied}
+
+
+LAYER = "model.family=tests.training.micro:OneLayer"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """A run of `+experiment=routellm` on a small table, with a policy of random weights."""
+    table = tmp_path / "mmlu.csv"
+    rows = [f"q{n},law,Which {n}?,{n % 2 == 0},{n % 3 > 0}" for n in range(30)]
+    table.write_text("\n".join([f"id,family,question,{CHEAP},{STRONG}", *rows]) + "\n")
+    monkeypatch.syspath_prepend(str(Path(routellm.__file__).parent))  # as for a script
+    cfg = compose("+experiment=routellm", f"env.options.path={table}", f"output_dir={tmp_path / 'run'}", LAYER)
+    chat = make_chat(cfg)
+    model = preset_config(cfg.model, vocab_size=len(chat.tokenizer))
+    policy = tmp_path / "run" / "policy"
+    checkpoint.save(policy, model, init_params(model, jax.random.key(0)), tokenizer=chat.tokenizer)
+    return replace(cfg, model=replace(cfg.model, path=str(policy), tokenizer=str(policy)))
+
+
+def test_the_score_of_a_policy_is_the_log_odds_of_naming_the_strong_model_first(run: RunConfig):
+    environment, chat = RecordedEnvironment(run), make_chat(run)
+    tasks = environment.held_out(99)
+    table = environment.recording.of([task.extra["question"] for task in tasks])
+    config, params = checkpoint.load(run.model.path)
+    scores = policy_scores(run, table)
+    assert len(set(scores.tolist())) == len(tasks) == 6
+    for task, score in [*zip(tasks, scores, strict=True)][:2]:
+        episode = environment.reset(task, Budget())
+        prompt = chat.prompt_ids(episode.messages, episode.tools)
+        calls = {each.name: chat.encode(render_call(each.call)) for each in environment.experts(task)}
+        (begun,) = {ids[:1] for ids in calls.values()}  # a scaffold, then a name: a token each
+        tokens = jnp.array([[*prompt, *begun]])
+        hidden, _ = forward(params, config, tokens, jnp.arange(tokens.shape[1])[None])
+        logprobs = jax.nn.log_softmax(logits(params, config, hidden)[0, -1])
+        assert score == pytest.approx(float(logprobs[calls[STRONG][1]] - logprobs[calls[CHEAP][1]]), abs=1e-4)
+
+
+def test_a_run_is_scored_on_its_own_table_and_split(run: RunConfig):
+    folder, path = Path(run.output_dir), Path(run.env.options["path"])
+    with pytest.raises(SystemExit, match="holds no run"):
+        trained(folder, path, 0)
+    record.RunRecord(folder, run, "train").begin()
+    assert trained(folder, path.with_name("gsm8k.csv"), 0) is None
+    with pytest.raises(SystemExit, match=r"the split of env.seed=0: add --seed 0"):
+        trained(folder, path, 1)
+    environment = RecordedEnvironment(run)
+    scorer = trained(folder, path, 0)
+    assert scorer is not None
+    assert scorer(environment.recording.of(environment.splits["validation"])).shape == (6,)

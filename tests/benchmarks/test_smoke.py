@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks"
-HELPERS = {"against", "peer", "short"}
+HELPERS = {"against", "first_calls", "peer", "short"}
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in HELPERS)
 SERVED = {"rollout", "weight_update"}  # by a real SGLang server: with SGLANG_PYTHON
 NEEDS_DATA = {"labelled_sample", "menus", "recorded", "routellm"}
