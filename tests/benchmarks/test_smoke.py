@@ -12,7 +12,7 @@ FOLDER = ROOT / "benchmarks"
 HELPERS = {"against", "first_calls", "peer", "short"}
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in HELPERS)
 SERVED = {"rollout", "weight_update"}  # by a real SGLang server: with SGLANG_PYTHON
-NEEDS_DATA = {"labelled_sample", "menus", "recorded", "routellm"}
+NEEDS_DATA = {"labelled_sample", "menus", "recorded", "relay", "routellm"}
 NEEDS_TORCH = {"parity"}
 
 pytestmark = pytest.mark.slow
