@@ -53,6 +53,9 @@ def print_summary(summary: Mapping[str, Any], directory: Path, console: Console 
     for swapped in summary_tables(summary)[1:]:
         console.print()
         console.print(swapped)
+    if parts := summary.get("parts"):
+        shares = ", ".join(f"{name} {seconds / sum(parts.values()):.0%}" for name, seconds in parts.items())
+        console.print(f"\nWhere the time went: {shares}", highlight=False)
     after = summary.get("after") or {}
     after = after.get("greedy") or after
     told = [f"\nPictures, summary.json and index.html, a page of the run, are in {directory}", after.get("verdict")]

@@ -17,7 +17,7 @@ FILE_NAME = "summary.json"
 
 def summary(trainer: Trainer) -> dict[str, Any]:
     """Return the summary, as `evaluation.terminal` describes it, of a run whose last step is done."""
-    cfg, notes = trainer.cfg, trainer.state.notes
+    cfg, notes, seconds = trainer.cfg, trainer.state.notes, trainer.seconds()
 
     def by_phase(benchmark: str) -> dict[str, Any]:
         return {phase: notes[phase].get(benchmark, {}) for phase in ("before", "after")}
@@ -27,7 +27,8 @@ def summary(trainer: Trainer) -> dict[str, Any]:
         "name": cfg.name,
         "seed": cfg.seed,
         "steps": trainer.state.step,
-        "seconds": trainer.seconds(),
+        "seconds": seconds,
+        "parts": parts(trainer, seconds),
         "copy_accuracy": notes.get("copy_accuracy"),
         "enumerate_calls": cfg.algorithm.enumerate_calls,
         "preference_swap": by_phase(PREFERENCE_SWAP),
@@ -36,6 +37,17 @@ def summary(trainer: Trainer) -> dict[str, Any]:
         **({"benchmarks": {name: by_phase(name) for name in others}} if others else {}),
         "spent": trainer.money.summary(),
     }
+
+
+def parts(trainer: Trainer, whole: float) -> dict[str, float]:
+    """Return the seconds of each part of the run, which add up to its `whole` seconds."""
+    rows, found = read_metrics(trainer.directory), dict(trainer.state.notes.get("seconds") or {})
+    if rows and found:
+        begun, ended = sum(found.values()), rows[-1]["seconds"]
+        found |= {name: sum(row[f"time/{name[:-1]}"] for row in rows) for name in ("rollouts", "updates")}
+        found["other"] = ended - begun - found["rollouts"] - found["updates"]
+        found["evaluation after"] = whole - ended
+    return found
 
 
 def write_summary(found: Mapping[str, Any], directory: Path) -> None:

@@ -274,7 +274,7 @@ class Trainer:
 
     def begin_policy_phase(self) -> None:
         """End the warm start: make the policy optimizer and the reference of the KL, and evaluate before training."""
-        state = self.state
+        state, warmed = self.state, self.seconds()
         if self.warm is not None:
             # The warm start's moments are freed before the policy's are made.
             state.trained = replace(state.trained, opt_state=None)
@@ -284,6 +284,7 @@ class Trainer:
         if self._keeps_reference:
             state.reference = starting_reference(self.cfg.algorithm, state.trained.params)
         state.notes["before"] = self.evaluate("before")
+        state.notes["seconds"] = {"warm start": warmed, "evaluation before": self.seconds() - warmed}
         self.save()
 
     def free_gpus(self) -> None:
