@@ -53,9 +53,6 @@ def print_summary(summary: Mapping[str, Any], directory: Path, console: Console 
     for swapped in summary_tables(summary)[1:]:
         console.print()
         console.print(swapped)
-    if parts := summary.get("parts"):
-        shares = ", ".join(f"{name} {seconds / sum(parts.values()):.0%}" for name, seconds in parts.items())
-        console.print(f"\nWhere the time went: {shares}", highlight=False)
     after = summary.get("after") or {}
     after = after.get("greedy") or after
     told = [f"\nPictures, summary.json and index.html, a page of the run, are in {directory}", after.get("verdict")]
@@ -69,12 +66,26 @@ def summary_tables(summary: Mapping[str, Any]) -> list[Table]:
 
 
 def changes(summary: Mapping[str, Any]) -> list[str]:
-    """Return what training changed, and what several calls gain, a line for each figure."""
-    lines = list(_changes(summary))
+    """Return what training changed, what several calls gain, and where the time went, a line for each."""
+    lines = list[str]()
+    before, after = summary.get("before"), summary.get("after")
+    old, new = value(before, "cost_per_correct"), value(after, "cost_per_correct")
+    if old is not None and new is not None:
+        line = f"Cost per correct answer: {number(old, 100, 2)} to {number(new, 100, 2)} cents"
+        if 0 < old < math.inf and new < math.inf:
+            line += f" ([bold]{100 * (new / old - 1):+.0f} %[/bold])"
+        lines.append(line)
+    old, new = value(before, "accuracy"), value(after, "accuracy")
+    if old is not None and new is not None:
+        points = f"[bold]{100 * (new - old):+.1f} points[/bold]"
+        lines.append(f"Accuracy: {number(old, 100, 1)} to {number(new, 100, 1)} % ({points})")
     if any(value((summary.get(phase) or {}).get("several") or {}, "share") for phase in ("before", "after")):
         from orchestra_jax.evaluation.benchmark_rows import gains_of_calls
 
         lines += gains_of_calls(summary)
+    if parts := summary.get("parts"):
+        shares = ", ".join(f"{name} {seconds / sum(parts.values()):.0%}" for name, seconds in parts.items())
+        lines.append(f"Where the time went: {shares}")
     return lines
 
 
@@ -143,21 +154,6 @@ def _figures_table(title: str, rows: Sequence[Row]) -> Table:
     ]
     lines = [(style, [label, *shown]) for (label, _, style), shown in zip(rows, cells, strict=True)]
     return table(title, ["", *columns], lines, overflow="fold")
-
-
-def _changes(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what training changed, a line for each figure."""
-    before, after = summary.get("before"), summary.get("after")
-    old, new = value(before, "cost_per_correct"), value(after, "cost_per_correct")
-    if old is not None and new is not None:
-        line = f"Cost per correct answer: {number(old, 100, 2)} to {number(new, 100, 2)} cents"
-        if 0 < old < math.inf and new < math.inf:
-            line += f" ([bold]{100 * (new / old - 1):+.0f} %[/bold])"
-        yield line
-    old, new = value(before, "accuracy"), value(after, "accuracy")
-    if old is not None and new is not None:
-        points = f"[bold]{100 * (new - old):+.1f} points[/bold]"
-        yield f"Accuracy: {number(old, 100, 1)} to {number(new, 100, 1)} % ({points})"
 
 
 def _swap_tables(swap: Mapping[str, Mapping[str, Figures]]) -> Iterator[Table]:

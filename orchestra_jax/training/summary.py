@@ -43,10 +43,9 @@ def parts(trainer: Trainer, whole: float) -> dict[str, float]:
     """Return the seconds of each part of the run, which add up to its `whole` seconds."""
     rows, found = read_metrics(trainer.directory), dict(trainer.state.notes.get("seconds") or {})
     if rows and found:
-        begun, ended = sum(found.values()), rows[-1]["seconds"]
         found |= {name: sum(row[f"time/{name[:-1]}"] for row in rows) for name in ("rollouts", "updates")}
-        found["other"] = ended - begun - found["rollouts"] - found["updates"]
-        found["evaluation after"] = whole - ended
+        found["other"] = rows[-1]["seconds"] - sum(found.values())
+        found["evaluation after"] = whole - rows[-1]["seconds"]
     return found
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from orchestra_jax.config.schema import POLICY_FOLDER, RunConfig
-from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.engines.start import start_engine
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.io.event_loop import LoopThread
@@ -31,7 +30,7 @@ from orchestra_jax.rl.setup import (
     warm_learner,
 )
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.sources import rollout_source
+from orchestra_jax.rollout.source import rollout_source
 from orchestra_jax.training.build import make_collector, make_evaluator, make_policy, policy_config
 from orchestra_jax.training.checkpoint_names import checkpoint_folder, newest_checkpoint
 from orchestra_jax.training.checkpointing import Checkpoints, RunState
@@ -107,7 +106,10 @@ class Trainer:
         del params  # its buffers are the state's now
 
         # The engine, and the parts that sample with it.
-        self.serving = self._start_engine(len(chat.tokenizer))
+        given = cfg.rollout, self.model, self._engine_params(), self.state.version
+        self.serving = start_engine(
+            *given, tokenizer_size=len(chat.tokenizer), directory=self.directory, loop=loop, processes=self.processes
+        )
         self.engine = self.serving.engine
         if cfg.logger.speed:
             from orchestra_jax.training.idle import WatchedEngine
@@ -376,12 +378,6 @@ class Trainer:
 
         reference = self.cfg.algorithm if self._keeps_reference else None
         return restored(self.checkpoints, saved, self.warm, self.policy, reference)
-
-    def _start_engine(self, tokenizer_size: int) -> RunEngine:
-        given = self.cfg.rollout, self.model, self._engine_params(), self.state.version
-        return start_engine(
-            *given, tokenizer_size=tokenizer_size, directory=self.directory, loop=self.loop, processes=self.processes
-        )
 
     def _engine_params(self) -> Params:
         return engine_params(self.cfg.rollout, self.state.trained.params, self.base, self.lora, self.mesh)

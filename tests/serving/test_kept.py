@@ -32,7 +32,7 @@ from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.rollout.chat import make_chat
-from orchestra_jax.rollout.sources import rollout_source
+from orchestra_jax.rollout.source import rollout_source
 from orchestra_jax.serving.database import REQUESTS, VERDICTS, opened
 from orchestra_jax.serving.kept import KeptSource, grouped, read_kept
 from orchestra_jax.serving.kept_worlds import KeptQA, KeptRecorded, KeptWorld, in_its_world
