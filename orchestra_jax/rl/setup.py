@@ -77,8 +77,7 @@ def reward_groups(
 
 def kl_scale(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
     """Return the factor on loss.kl_coef: it falls from 1 linearly to kl_final over the first kl_fade of the run."""
-    done = min(1.0, step / max(1.0, algorithm.kl_fade * steps))
-    return 1.0 - (1.0 - algorithm.kl_final) * done
+    return 1.0 - (1.0 - algorithm.kl_final) * min(1.0, step / max(1.0, algorithm.kl_fade * steps))
 
 
 def policy_shapes(

@@ -132,18 +132,6 @@ class RolloutSource:
         )
 
 
-def rollout_source(
-    algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, steps: int | None = None
-) -> RolloutSource:
-    """Return the environment's own source, or the one that the settings ask for; all take these arguments."""
-    own = getattr(rest[1].environment, "rollout_source", RolloutSource)  # `rest` begins with seed and collector
-    if own is not RolloutSource or not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
-        return own(algorithm, rollout, *rest)
-    from orchestra_jax.rollout.ahead import StreamSource
-
-    return StreamSource(algorithm, rollout, *rest, steps=steps)
-
-
 def _staleness(spans: Sequence[tuple[int, int]], version: int) -> dict[str, float]:
     """Return the mean and the largest age of the sampled tokens, in versions of the learner's weights."""
     ages, tokens = np.array([version - v for v, _ in spans]), np.array([count for _, count in spans])

@@ -9,8 +9,10 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 from rich.console import Console
 
+from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.checks import missing
 from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, RunConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.registry import environment_class
@@ -26,6 +28,7 @@ from orchestra_jax.rl.losses import LOSSES
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
+from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.rollout.watchdog import describe
 from orchestra_jax.training.checkpoint_names import in_bucket
 
@@ -150,3 +153,15 @@ def make_evaluator(*parts: Any) -> Evaluator:
     from orchestra_jax.training.evaluation_progress import RunEvaluator
 
     return RunEvaluator(*parts)
+
+
+def rollout_source(
+    algorithm: AlgorithmConfig, rollout: RolloutConfig, *rest: Any, steps: int | None = None
+) -> RolloutSource:
+    """Return the environment's own source of trajectories, or the one that the settings ask for."""
+    own = getattr(rest[1].environment, "rollout_source", RolloutSource)  # `rest` begins with seed and collector
+    if own is not RolloutSource or not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
+        return own(algorithm, rollout, *rest)
+    from orchestra_jax.rollout.ahead import StreamSource
+
+    return StreamSource(algorithm, rollout, *rest, steps=steps)

@@ -30,8 +30,7 @@ from orchestra_jax.rl.setup import (
     warm_learner,
 )
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.source import rollout_source
-from orchestra_jax.training.build import make_collector, make_evaluator, make_policy, policy_config
+from orchestra_jax.training.build import make_collector, make_evaluator, make_policy, policy_config, rollout_source
 from orchestra_jax.training.checkpoint_names import checkpoint_folder, newest_checkpoint
 from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog

@@ -20,9 +20,8 @@ from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rl.setup import policy_shapes
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.pausing import PausingEngine
-from orchestra_jax.rollout.source import rollout_source
 from orchestra_jax.rollout.stream import GroupStream
-from orchestra_jax.training.build import make_collector, make_policy
+from orchestra_jax.training.build import make_collector, make_policy, rollout_source
 from orchestra_jax.types import Status, Task, ToolCall, ToolResult, Trajectory
 from tests.engines.contract import Subject
 from tests.engines.test_embedded import CONFIG, LENGTH, SETTINGS, weights

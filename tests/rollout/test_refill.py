@@ -16,7 +16,8 @@ from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.sharing import joint_position
-from orchestra_jax.rollout.source import RolloutSource, rollout_source
+from orchestra_jax.rollout.source import RolloutSource
+from orchestra_jax.training.build import rollout_source
 from orchestra_jax.types import Status, Task, Trajectory
 from tests.processes.others import Prepared
 from tests.rollout.test_stream import Numbers, Rolls, indices, make

@@ -17,8 +17,7 @@ from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import make_chat
-from orchestra_jax.rollout.source import rollout_source
-from orchestra_jax.training.build import make_collector, make_policy
+from orchestra_jax.training.build import make_collector, make_policy, rollout_source
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.training.test_trainer import MICRO, complaints, config, final_arrays, train
 

@@ -32,14 +32,13 @@ from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.rollout.chat import make_chat
-from orchestra_jax.rollout.source import rollout_source
 from orchestra_jax.serving.database import REQUESTS, VERDICTS, opened
 from orchestra_jax.serving.kept import KeptSource, grouped, read_kept
 from orchestra_jax.serving.kept_worlds import KeptQA, KeptRecorded, KeptWorld, in_its_world
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.server import ChatServer, ServerLimits
-from orchestra_jax.training.build import make_collector
+from orchestra_jax.training.build import make_collector, rollout_source
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run as train
 from orchestra_jax.training.subject import subject_of

@@ -201,8 +201,7 @@ def quickstart_chat() -> OwnChat:
 
 def texts() -> Iterator[str]:
     """Yield texts that together hold every word; all numbers are in a word tokenizer anyway."""
-    names = f" {' '.join(facts.FIRST_NAMES)} {' '.join(facts.LAST_NAMES)}"
-    yield names
+    yield f" {' '.join(facts.FIRST_NAMES)} {' '.join(facts.LAST_NAMES)}"
     for attribute, (values, question, sentence) in facts.ATTRIBUTES.items():
         yield f" {attribute} {' '.join(values)}"
         yield from (question.format(name="Alice Adler"), sentence.format(name="Alice Adler", value=values[0]))
