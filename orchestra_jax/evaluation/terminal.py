@@ -84,7 +84,7 @@ def changes(summary: Mapping[str, Any]) -> list[str]:
 
         lines += gains_of_calls(summary)
     if parts := summary.get("parts"):
-        shares = ", ".join(f"{name} {seconds / sum(parts.values()):.0%}" for name, seconds in parts.items())
+        shares = ", ".join(f"{name} {100 * took / sum(parts.values()):.0f} %" for name, took in parts.items())
         lines.append(f"Where the time went: {shares}")
     return lines
 

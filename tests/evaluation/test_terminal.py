@@ -82,7 +82,7 @@ def cells(text: str, start: str) -> list[str]:
 def test_a_summary_tells_where_the_time_went(summary) -> None:
     assert "time went" not in printed(summary)
     parts = {"warm start": 54.0, "rollouts": 27.0, "updates": 9.0}
-    assert "Where the time went: warm start 60%, rollouts 30%, updates 10%" in printed(summary | {"parts": parts})
+    assert "Where the time went: warm start 60 %, rollouts 30 %, updates 10 %" in printed(summary | {"parts": parts})
 
 
 def test_other_benchmarks_have_rows_of_their_own_and_so_has_each_part(summary):
