@@ -1,4 +1,4 @@
-"""How probable a policy finds each first call of a question: what menus.py and routellm.py read off."""
+"""Read off how probable a policy finds each first call of a question; menus.py and routellm.py use it."""
 
 from collections.abc import Iterator, Sequence
 
