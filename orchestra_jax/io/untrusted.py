@@ -1,13 +1,8 @@
-"""Text and YAML from outside, within limits. `io.foreign_json` reads JSON."""
+"""Text from outside, within limits. `io.foreign_json` reads JSON, `io.foreign_yaml` YAML."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 MOST_LEVELS = 64  # brackets within brackets
 # Possessive, and an open string ends with the text: linear on every input.
@@ -17,14 +12,6 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 class Unreadable(ValueError):  # noqa: N818  named like the fact it states
     """Something from outside cannot be used; the message is a clause that says why."""
-
-
-def read_yaml(file: Path) -> Any:
-    """Return the plain value of a YAML file, interpolations resolved; raise Unreadable if it has none."""
-    try:
-        return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except (YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
-        raise Unreadable(f"it cannot be read: {' '.join(str(error).split())}") from None
 
 
 def valid_text(text: str) -> str:

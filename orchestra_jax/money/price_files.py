@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.ranges import ConfigError
+from orchestra_jax.io.foreign_yaml import read_yaml
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.io.untrusted import Unreadable, read_yaml
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.money.prices import Price, PriceList
 
 PRICES = CONF / "pricing"

@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.io.untrusted import Unreadable, read_yaml
+from orchestra_jax.io.foreign_yaml import read_yaml
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.serving.database import FILE_KEYS, KEYS, ServerDatabase
 from orchestra_jax.serving.keys import digest, limits
 

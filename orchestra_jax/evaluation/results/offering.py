@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from orchestra_jax.config import record
 from orchestra_jax.config.cli import register
 from orchestra_jax.evaluation.calls import is_model
+from orchestra_jax.io.foreign_yaml import read_yaml
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.io.untrusted import read_yaml
 from orchestra_jax.money import price_files
 from orchestra_jax.money.price_files import PRICES
 from orchestra_jax.money.prices import PriceList

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from orchestra_jax.config.checks import wrong_values
 from orchestra_jax.config.ranges import shown
-from orchestra_jax.io.untrusted import Unreadable, read_yaml
+from orchestra_jax.io.foreign_yaml import read_yaml
+from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.money.store import CANONICAL
 from orchestra_jax.tools.experts.cards import api_fields
 
