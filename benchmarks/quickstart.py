@@ -71,7 +71,7 @@ def cpu_seconds(session: int) -> float:
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()  # from the state on: a name may hold blanks
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()  # after the name, of any bytes
         except OSError:  # it has ended
             continue
         if int(fields[3]) == session:
