@@ -2,6 +2,7 @@
 
 python benchmarks/prices.py outputs/quickstart multirun/seeds/seed=1     # a minute each
 python benchmarks/prices.py outputs/quickstart --csv prices.csv          # a row for each price list and wish
+python benchmarks/prices.py outputs/new_tools --new-tools                # under names that no training has, too
 python benchmarks/prices.py --smoke                                      # the oracle on two questions
 """
 
@@ -19,36 +20,41 @@ import numpy as np
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.envs.quickstart import unseen
-from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS, QuickstartEnvironment
+from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS
+from orchestra_jax.envs.registry import make_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PRICES = ("usual", "swapped", "close")
 
 
-def measured(policy: str, questions: int) -> Iterator[dict[str, Any]]:
+def measured(policy: str, questions: int, *, new_tools: bool = False) -> Iterator[dict[str, Any]]:
     """Ask a policy under each price list; yield a row for each of them and each wish.
 
     A row has the accuracy, the worth of the calls, the number of steps whose best tool is another one than at usual
-    prices, and in how many of these that tool was called.
+    prices, or has another name, and in how many of these that tool was called.
 
     Args:
         policy: folder of a run, or `baseline:NAME`.
         questions: number of questions, each under four wishes.
+        new_tools: with the menus of +experiment=new_tools; the last rows are of names that no training has.
     """
-    asked = ("+benchmark=quickstart_unseen", "evaluation.benchmarks=[unseen_prices]", "model.tokenizer=environment")
-    words = [*asked, f"evaluation.swap_questions={questions}", "evaluation.temperature=1", "evaluation.greedy=false"]
+    lists = {"unseen_prices": PRICES, **({"unseen_tools": ("renamed",)} if new_tools else {})}
+    asked = f"+benchmark={'new_tools' if new_tools else 'quickstart_unseen'}", "model.tokenizer=environment"
+    samples = f"evaluation.swap_questions={questions}", "evaluation.temperature=1", "evaluation.greedy=false"
+    words = [*asked, *samples, f"evaluation.benchmarks=[{','.join(lists)}]"]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "experiments" / "evaluate.py"), *words]
         subprocess.run([*command, f"policy='{policy}'", f"output_dir={folder}"], check=True, stdout=subprocess.DEVNULL)
         cfg = compose(*words)
-        parts = unseen.unseen_prices(QuickstartEnvironment(cfg), cfg)
-        for prices in PRICES:
+        world = make_environment(cfg)
+        posed = {name: getattr(unseen, name)(world, cfg) for name in lists}
+        for benchmark, prices in ((name, each) for name, some in lists.items() for each in some):
             for wish in PAIRED_KINDS:
                 part = f"{prices}_{wish}"
-                kept = Path(folder, "evaluation", "trajectories", "policy", f"unseen_prices.{part}.t1.jsonl")
+                kept = Path(folder, "evaluation", "trajectories", "policy", f"{benchmark}.{part}.t1.jsonl")
                 rows = {row["id"]: row for row in map(json.loads, kept.read_text().splitlines())}
                 worths, follows = list[float](), list[bool]()
-                for usual, task in zip(parts[f"usual_{wish}"], parts[part], strict=True):
+                for usual, task in zip(posed["unseen_prices"][f"usual_{wish}"], posed[benchmark][part], strict=True):
                     turns = [turn for turns in rows[task.id]["sequences"] for turn in turns]
                     called = [call["name"] for turn in turns for call in turn["calls"]]
                     worths.append(unseen.worth(task, called))
@@ -70,15 +76,16 @@ def main() -> None:
     parser.add_argument("policies", nargs="*", help="folders of runs, or baseline:NAME")
     parser.add_argument("--questions", type=int, default=128)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each price list and wish, too")
+    parser.add_argument("--new-tools", action="store_true", help="policies of +experiment=new_tools")
     parser.add_argument("--smoke", action="store_true", help="the oracle on two questions")
     options = parser.parse_args()
     if options.smoke:
-        options.policies, options.questions = ["baseline:preference_oracle"], 2
+        options.policies, options.questions, options.new_tools = ["baseline:preference_oracle"], 2, True
     kept = []
     for policy in options.policies:
         print(policy)
-        kept += (rows := list(measured(policy, options.questions)))
-        for prices in PRICES:
+        kept += (rows := list(measured(policy, options.questions, new_tools=options.new_tools)))
+        for prices in dict.fromkeys(row["prices"] for row in rows):
             some = [row for row in rows if row["prices"] == prices]
             told = {name: np.mean([row[name] for row in some]) for name in ("accuracy", "worth")}
             followed, changes = (sum(row[name] for row in some) for name in ("followed", "changes"))

@@ -29,6 +29,7 @@ def test_every_benchmark_is_greedy_and_keeps_what_it_pays_for(composed: dict[str
         "gsm8k",
         "hle",
         "jsonl",
+        "new_tools",
         "quickstart",
         "quickstart_unseen",
         "recorded",

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from orchestra_jax.envs.base import Script
-from orchestra_jax.envs.quickstart.facts import EXPERTS
+from orchestra_jax.envs.quickstart.facts import EXPERTS, original
 from orchestra_jax.envs.quickstart.plans import best_plan, cheapest_sufficient
 from orchestra_jax.tools.search.bm25 import NO_RESULTS
 from orchestra_jax.types import Task, ToolCall, ToolResult, ToolSpec
@@ -104,9 +104,10 @@ def shown_tools(seed: int, *, heed: bool = True) -> Script:
 
 def strongest_expert(task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
     """Ask the largest expert on the menu, else take the first steps of the cheapest sufficient plan."""
-    if not (offered := [spec.name for spec in task.tools if spec.name in EXPERTS]):
+    if not (offered := [spec for spec in task.tools if original(spec) in EXPERTS]):
         return BASELINES["cheapest_sufficient"](task, results)
-    return answer_from(results) if results else reference_call(task, max(offered, key=EXPERTS.index))
+    strongest = max(offered, key=lambda spec: EXPERTS.index(original(spec)))
+    return answer_from(results) if results else reference_call(task, strongest.name)
 
 
 BASELINES: Mapping[str, Script] = {

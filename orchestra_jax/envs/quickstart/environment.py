@@ -11,7 +11,7 @@ from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Demonstrations, Environment, Message, OfferedExpert, OwnChat, Script, ToolEpisode
 from orchestra_jax.envs.quickstart import demonstrations, facts
-from orchestra_jax.envs.quickstart.facts import CATALOGUE, CHANCES, EXPERTS, RIVALS, TOOL_NAMES
+from orchestra_jax.envs.quickstart.facts import CATALOGUE, CHANCES, EXPERTS, RIVALS, TOOL_NAMES, original
 from orchestra_jax.envs.quickstart.preferences import PHRASES, PREFERENCE_SHARES, wordings
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.envs.words import word_chat
@@ -128,7 +128,7 @@ class QuickstartEnvironment(Environment):
 
     def experts(self, task: Task) -> Sequence[OfferedExpert]:
         menu = sorted(task.tools, key=lambda spec: spec.price_usd or 0.0)
-        return [OfferedExpert(spec.name, ToolCall(spec.name, {})) for spec in menu if spec.name in EXPERTS]
+        return [OfferedExpert(spec.name, ToolCall(spec.name, {})) for spec in menu if original(spec) in EXPERTS]
 
     def copied_call(self, task: Task, tool: str) -> ToolCall:
         return demonstrations.reference_call(task, tool)
@@ -153,7 +153,8 @@ class QuickstartEnvironment(Environment):
             **{name: partial(self._search, name) for name in self._indices},
             **{name: partial(self._ask, name, task) for name in EXPERTS},
         }
-        return QuickstartEpisode(task, ToolExecutor(task.tools, handlers, budget))
+        offered = {spec.name: handlers[original(spec)] for spec in task.tools}
+        return QuickstartEpisode(task, ToolExecutor(task.tools, offered, budget))
 
     async def close(self) -> None:
         self._sandbox.close()

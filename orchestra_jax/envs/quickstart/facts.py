@@ -32,16 +32,22 @@ def _spec(name: str, description: str, argument: str = "", *, local: bool = Fals
 CATALOGUE: Mapping[str, ToolSpec] = {
     spec.name: spec
     for spec in (
-        _spec("python", "Runs Python code and shows the value of its last line.", "code", local=True),
-        _spec("calculator", "A service on the web that computes an expression.", "expression"),
-        _spec("local_search", "Searches a copy of the corpus kept on this machine.", "query", local=True),
-        _spec("web_search", "Searches the up-to-date corpus on the web.", "query"),
-        _spec("expert_small", "A small model that reads the question."),
-        _spec("expert_medium", "A medium model that reads the question."),
-        _spec("expert_large", "A large model that reads the question."),
+        _spec("python", "arithmetic: runs Python code and shows the value of its last line.", "code", local=True),
+        _spec("calculator", "arithmetic: a service on the web that computes an expression.", "expression"),
+        _spec("local_search", "lookup: searches a copy of the corpus kept on this machine.", "query", local=True),
+        _spec("web_search", "lookup: searches the up-to-date corpus on the web.", "query"),
+        _spec("expert_small", "compare: a small model that reads the question."),
+        _spec("expert_medium", "compare: a medium model that reads the question."),
+        _spec("expert_large", "compare: a large model that reads the question."),
     )
 }
 TOOL_NAMES = tuple(CATALOGUE)
+
+
+def original(spec: ToolSpec) -> str:
+    """Return the name in the catalogue of a tool, which a menu may show under another name (`renamed`)."""
+    return next(name for name, known in CATALOGUE.items() if known.description == spec.description)
+
 
 FIRST_NAMES = (
     "Alice Anna Boris Bruno Carla Cyrus Daria David Elena Emil Fatima Felix Greta Hana Hugo Ines Ivan Jana Jonas Karl "

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import product
 from math import prod
 
-from orchestra_jax.envs.quickstart.facts import CHANCES, RIVALS
+from orchestra_jax.envs.quickstart.facts import CHANCES, RIVALS, original
 from orchestra_jax.types import Task, ToolSpec
 
 Plan = tuple[str, ...]  # tools in the order of the steps
@@ -17,7 +17,7 @@ def step_kinds(task: Task) -> tuple[str, ...]:
 
 def able_tools(task: Task, kind: str) -> list[ToolSpec]:
     """Return the tools of the menu that do a step of the kind."""
-    return [spec for spec in task.tools if spec.name in RIVALS[kind]]
+    return [spec for spec in task.tools if original(spec) in RIVALS[kind]]
 
 
 def expected_utility(task: Task) -> dict[Plan, float]:
@@ -41,7 +41,7 @@ def expected_utility(task: Task) -> dict[Plan, float]:
     for name, weight in wish.tools.items():
         gains.append(worth(weight, lambda plan, name=name: sum(spec.name == name for spec in plan) / len(plan)))  # type: ignore[misc]
     return {
-        tuple(spec.name for spec in plan): prod(CHANCES[spec.name] for spec in plan) * (wish.outcome + sum(gained))
+        tuple(spec.name for spec in plan): prod(CHANCES[original(spec)] for spec in plan) * (wish.outcome + sum(gained))
         for plan, *gained in zip(plans, *gains, strict=True)
     }
 
@@ -56,6 +56,6 @@ def cheapest_sufficient(task: Task, threshold: float = 0.8) -> Plan:
     """Return the cheapest plan whose every tool succeeds with `threshold` or more, where there is such a tool."""
 
     def rank(spec: ToolSpec) -> tuple[bool, float, float]:
-        return CHANCES[spec.name] < threshold, spec.price_usd or 0.0, spec.latency_s or 0.0
+        return CHANCES[original(spec)] < threshold, spec.price_usd or 0.0, spec.latency_s or 0.0
 
     return tuple(min(able_tools(task, kind), key=rank).name for kind in step_kinds(task))

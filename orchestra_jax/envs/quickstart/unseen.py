@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS, QuickstartEnvironment, ordered_tools
-from orchestra_jax.envs.quickstart.facts import RIVALS, TOOL_NAMES
+from orchestra_jax.envs.quickstart.facts import RIVALS
 from orchestra_jax.envs.quickstart.plans import best_plan, expected_utility
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
+from orchestra_jax.envs.quickstart.renamed import UNSEEN, RenamedQuickstart, renamed
 from orchestra_jax.envs.quickstart.world import OFFER_UNITS, PriceOffers, QuickstartWorld
 from orchestra_jax.types import Task
 
@@ -45,9 +46,9 @@ def worth(task: Task, called: Sequence[str]) -> float:
     return known.get(tuple(called), 0.0) / max(known.values())
 
 
-def followed(usual: Task, repriced: Task, called: Sequence[str]) -> list[bool]:
-    """Return, for each step whose best tool is another one under other prices, whether it was called under these."""
-    plans = enumerate(zip(best_plan(usual), best_plan(repriced), strict=True))
+def followed(usual: Task, other: Task, called: Sequence[str]) -> list[bool]:
+    """Return, for each step whose best tool has another name on the other menu, whether it was called there."""
+    plans = enumerate(zip(best_plan(usual), best_plan(other), strict=True))
     return [list(called[step : step + 1]) == [new] for step, (old, new) in plans if old != new]
 
 
@@ -65,10 +66,17 @@ def unseen_prices(environment: Environment, cfg: WorldConfig) -> Parts:
 
 
 def unseen_tools(environment: Environment, cfg: WorldConfig) -> Parts:
-    """Pose menus of tools.names, and menus of every tool of the world, some of which no policy step has seen."""
-    world = _world(environment)
-    seen = _posed(world, cfg, "seen_", PAIRED_KINDS, ordered_tools(cfg.tools.names))
-    return {**seen, **_posed(world, cfg, "every_", PAIRED_KINDS, TOOL_NAMES)}
+    """Pose the usual prices with some tools under names that no training menu has.
+
+    Raises:
+        ConfigError: the menus of this environment do not say what a tool can do.
+    """
+    if not isinstance(environment, RenamedQuickstart):
+        raise ConfigError(
+            "The benchmark unseen_tools asks policies of +experiment=new_tools: set +benchmark=new_tools."
+        )
+    usual = _posed(environment.world, cfg, "renamed_", PAIRED_KINDS, ordered_tools(cfg.tools.evaluated.names))
+    return {part: [renamed(task, "eval", UNSEEN) for task in tasks] for part, tasks in usual.items()}
 
 
 def _world(environment: Environment) -> QuickstartWorld:

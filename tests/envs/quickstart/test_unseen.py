@@ -78,15 +78,6 @@ def test_prices_change_and_nothing_else(environment: QuickstartEnvironment) -> N
             assert sorted(offers(near)[name][column] for name in experts) == [unit * step for step in (4, 5, 6)]
 
 
-def test_menus_with_and_without_the_unseen_tools_differ_in_nothing_else(environment: QuickstartEnvironment) -> None:
-    parts = unseen.unseen_tools(environment, CFG)
-    for seen, every in zip(parts["seen_fast"], parts["every_fast"], strict=True):
-        assert (names(seen), names(every)) == (set(FEWER), set(TOOL_NAMES))
-        assert seen.question == every.question
-        assert seen.preference.instruction == every.preference.instruction
-        assert seen.tools == tuple(spec for spec in every.tools if spec.name in FEWER)
-
-
 def test_every_kind_of_preference_is_posed(environment: QuickstartEnvironment) -> None:
     parts = unseen.every_preference(environment, CFG)
     assert list(parts) == list(PREFERENCE_SHARES)
