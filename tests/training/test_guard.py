@@ -17,12 +17,14 @@ from orchestra_jax.training.guard import LOG, guarded
 
 PATIENT = RolloutConfig(slow_after_s=600.0, limits=RolloutLimits(deadline_s=600.0))
 BUSY = """
-import ctypes, sys
+import ctypes, signal, sys
 from pathlib import Path
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.training import guard
 from orchestra_jax.training.stopping import end_now, handling
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that `nohup` starts ignore it
 
 async def hopeless():
     print("busy", flush=True)
