@@ -36,25 +36,26 @@ def measured(policy: str, questions: int, *, new_tools: bool = False) -> Iterato
     Args:
         policy: folder of a run, or `baseline:NAME`.
         questions: number of questions, each under four wishes.
-        new_tools: with the menus of +experiment=new_tools; the last rows are of names that no training has.
+        new_tools: show the menus of +experiment=new_tools, and at last some tools under names that no training has.
     """
-    lists = {"unseen_prices": PRICES, **({"unseen_tools": ("renamed",)} if new_tools else {})}
-    asked = f"+benchmark={'new_tools' if new_tools else 'quickstart_unseen'}", "model.tokenizer=environment"
-    samples = f"evaluation.swap_questions={questions}", "evaluation.temperature=1", "evaluation.greedy=false"
-    words = [*asked, *samples, f"evaluation.benchmarks=[{','.join(lists)}]"]
+    asked = ["+benchmark=quickstart_unseen", "evaluation.benchmarks=[unseen_prices]"]
+    if new_tools:
+        asked = ["+benchmark=new_tools"]
+    words = [*asked, "model.tokenizer=environment", f"evaluation.swap_questions={questions}"]
+    words += ["evaluation.temperature=1", "evaluation.greedy=false"]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "experiments" / "evaluate.py"), *words]
         subprocess.run([*command, f"policy='{policy}'", f"output_dir={folder}"], check=True, stdout=subprocess.DEVNULL)
         cfg = compose(*words)
         world = make_environment(cfg)
-        posed = {name: getattr(unseen, name)(world, cfg) for name in lists}
-        for benchmark, prices in ((name, each) for name, some in lists.items() for each in some):
+        parts = {**unseen.unseen_prices(world, cfg), **(unseen.unseen_tools(world, cfg) if new_tools else {})}
+        for prices in (*PRICES, *(["renamed"] if new_tools else [])):
             for wish in PAIRED_KINDS:
                 part = f"{prices}_{wish}"
-                kept = Path(folder, "evaluation", "trajectories", "policy", f"{benchmark}.{part}.t1.jsonl")
+                [kept] = Path(folder, "evaluation", "trajectories", "policy").glob(f"*.{part}.t1.jsonl")
                 rows = {row["id"]: row for row in map(json.loads, kept.read_text().splitlines())}
                 worths, follows = list[float](), list[bool]()
-                for usual, task in zip(posed["unseen_prices"][f"usual_{wish}"], posed[benchmark][part], strict=True):
+                for usual, task in zip(parts[f"usual_{wish}"], parts[part], strict=True):
                     turns = [turn for turns in rows[task.id]["sequences"] for turn in turns]
                     called = [call["name"] for turn in turns for call in turn["calls"]]
                     worths.append(unseen.worth(task, called))
@@ -76,7 +77,11 @@ def main() -> None:
     parser.add_argument("policies", nargs="*", help="folders of runs, or baseline:NAME")
     parser.add_argument("--questions", type=int, default=128)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each price list and wish, too")
-    parser.add_argument("--new-tools", action="store_true", help="policies of +experiment=new_tools")
+    parser.add_argument(
+        "--new-tools",
+        action="store_true",
+        help="ask policies of +experiment=new_tools, with names of tools that no training has, too",
+    )
     parser.add_argument("--smoke", action="store_true", help="the oracle on two questions")
     options = parser.parse_args()
     if options.smoke:

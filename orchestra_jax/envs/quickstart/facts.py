@@ -29,6 +29,7 @@ def _spec(name: str, description: str, argument: str = "", *, local: bool = Fals
     return ToolSpec(name, description, schema, local=local)
 
 
+# A description begins with the step that the tool does, in the word that demonstrations say.
 CATALOGUE: Mapping[str, ToolSpec] = {
     spec.name: spec
     for spec in (

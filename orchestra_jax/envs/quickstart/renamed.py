@@ -9,7 +9,6 @@ has; what is held out else has the usual names.
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.envs.words import CHAT_TEMPLATE, word_chat
 from orchestra_jax.types import Task, ToolResult
 
-UNSEEN = ("calculator", "web_search", "expert_medium")  # one for each step, which has known rivals beside it
+UNSEEN = ("calculator", "web_search", "expert_medium")  # one for each step; its rivals keep their names
 COLOURS = "amber black blue brown gold green grey orange pink purple red silver white yellow".split()
 ROLES = "agent bot desk finder guide helper scout service solver worker".split()
 NAMES = {
@@ -48,15 +47,17 @@ def renamed(task: Task, split: str, tools: Collection[str], share: float = 1.0) 
 
 
 class RenamedWorld(QuickstartWorld):
-    """Shows half of the tools that may be renamed under other names in training."""
+    """Shows half of the tools under other names in training."""
 
-    def paired_tasks(self, split: str, index: int, count: int, *tools: Any, **menu: Any) -> list[Task]:
-        posed = super().paired_tasks(split, index, count, *tools, **menu)
+    def paired_tasks(
+        self, split: str, index: int, count: int, tools: Sequence[str] = TOOL_NAMES, *, short: bool = False
+    ) -> list[Task]:
+        posed = super().paired_tasks(split, index, count, tools, short=short)
         return [renamed(task, split, TOOL_NAMES, share=0.5) for task in posed] if split == "train" else posed
 
 
 class RenamedQuickstart(QuickstartEnvironment):
-    """Trains with tools whose names say nothing; demonstrations read in the menu what they can do."""
+    """The quickstart with tools whose names say nothing, and demonstrations that read in the menu what they can do."""
 
     def __init__(self, cfg: WorldConfig) -> None:
         super().__init__(cfg)
