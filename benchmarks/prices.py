@@ -45,7 +45,9 @@ def measured(policy: str, questions: int, *, new_tools: bool = False) -> Iterato
     words += ["evaluation.temperature=1", "evaluation.greedy=false"]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "experiments" / "evaluate.py"), *words]
-        subprocess.run([*command, f"policy='{policy}'", f"output_dir={folder}"], check=True, stdout=subprocess.DEVNULL)
+        ran = subprocess.run([*command, f"policy='{policy}'", f"output_dir={folder}"], stdout=subprocess.DEVNULL)
+        if ran.returncode:  # it has said why
+            raise SystemExit(ran.returncode)
         cfg = compose(*words)
         world = make_environment(cfg)
         parts = {**unseen.unseen_prices(world, cfg), **(unseen.unseen_tools(world, cfg) if new_tools else {})}

@@ -46,6 +46,11 @@ def checkpoint_config(model: ModelConfig, tokenizer: Any) -> DecoderConfig:
             f"The run's tokenizer has {known} tokens, and the policy in {model.path!r} knows {config.vocab_size}: "
             "set model.tokenizer to the policy's own."
         )
+    if model.tokenizer == "environment" and len(tokenizer) != config.vocab_size:  # no word would be the policy's
+        raise ConfigError(
+            f"The world of this run has {len(tokenizer)} words (model.tokenizer=environment), and the policy in "
+            f"{model.path!r} knows {config.vocab_size}, of another world: set env.name to that of its run."
+        )
     return config
 
 

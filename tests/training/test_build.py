@@ -67,14 +67,21 @@ def test_quickstart_parts_fit_together(tmp_path: Path):
     asyncio.run(environment.close())
 
 
-def test_a_tokenizer_with_words_that_the_policy_does_not_know_is_said(tmp_path: Path):
-    """Their embeddings are not there: all log-probs and the whole run would be NaN."""
-    smaller = Qwen3Config(10, 8, 8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8)
-    checkpoint.save(tmp_path / "policy", smaller, drawn_params(smaller))
+@pytest.mark.parametrize(
+    ("known", "sentence"),
+    [
+        (10, r"has \d+ tokens, and the policy in '.+policy' knows 10: set model.tok"),
+        (5000, r"has \d+ words .*, and the policy in '.+policy' knows 5000, of another world: set env.name"),
+    ],
+)
+def test_a_policy_of_other_words_than_the_run_is_refused(tmp_path: Path, known: int, sentence: str):
+    """Fewer embeddings make all log-probs NaN; with more, every word would be another one."""
+    other = Qwen3Config(known, 8, 8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8)
+    checkpoint.save(tmp_path / "policy", other, drawn_params(other))
     cfg = config(tmp_path, f"model.path={tmp_path / 'policy'}")
     chat = make_chat(cfg)
     for make in (make_policy, policy_config):
-        with pytest.raises(ConfigError, match=r"has \d+ tokens, and the policy in '.+policy' knows 10: set model.tok"):
+        with pytest.raises(ConfigError, match=sentence):
             make(cfg, chat)
 
 
