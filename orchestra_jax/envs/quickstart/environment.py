@@ -107,8 +107,9 @@ class QuickstartEnvironment(Environment):
 
     def demonstrations(self) -> Demonstrations:
         count = self._cfg.warm_start.demonstrations
-        places = range(count + GATE_TASKS)  # the shorter a menu, the sooner its lines are told apart
-        tasks = [self.world.task("train", TRAINING_TASKS + n, self._tools, short=n < count) for n in places]
+        places = range(count + GATE_TASKS)
+        # Short menus and figures further apart than usual: lines and figures are told apart sooner.
+        tasks = [self.world.task("train", TRAINING_TASKS + n, self._tools, short=n < count, gap=2) for n in places]
         return Demonstrations(
             tasks=tasks[:count],
             gate=tasks[count:],

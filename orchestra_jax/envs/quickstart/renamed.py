@@ -50,9 +50,9 @@ class RenamedWorld(QuickstartWorld):
     """Shows half of the tools under other names in training."""
 
     def paired_tasks(
-        self, split: str, index: int, count: int, tools: Sequence[str] = TOOL_NAMES, *, short: bool = False
+        self, split: str, index: int, k: int, tools: Sequence[str] = TOOL_NAMES, *, short: bool = False, gap: int = 1
     ) -> list[Task]:
-        posed = super().paired_tasks(split, index, count, tools, short=short)
+        posed = super().paired_tasks(split, index, k, tools, short=short, gap=gap)
         return [renamed(task, split, TOOL_NAMES, share=0.5) for task in posed] if split == "train" else posed
 
 

@@ -28,12 +28,12 @@ def swapped(offers: PriceOffers) -> PriceOffers:
 
 
 def close(offers: PriceOffers) -> PriceOffers:
-    """Return prices in the same order that differ by one unit, where training's differ by two or more."""
+    """Return prices in the same order, each one unit above the next lower one, as in one training list of 60,000."""
     found: dict[str, tuple[int, int]] = {}
     for rivals in RIVALS.values():
         columns = list(zip(*(offers[name] for name in rivals), strict=True))
         nearer = [
-            [unit * (4 + sorted(column).index(value)) for value in column]
+            [unit * (min(min(column) // unit, 10 - len(rivals)) + sorted(column).index(value)) for value in column]
             for unit, column in zip(OFFER_UNITS, columns, strict=True)
         ]
         found |= zip(rivals, zip(*nearer, strict=True), strict=True)
@@ -58,7 +58,7 @@ def every_preference(environment: Environment, cfg: WorldConfig) -> Parts:
 
 
 def unseen_prices(environment: Environment, cfg: WorldConfig) -> Parts:
-    """Pose prices as in training, rivals' offers swapped, and prices that are closer than in training."""
+    """Pose prices as in training, rivals' offers swapped, and prices closer to each other than in training."""
     world, tools = _world(environment), ordered_tools(cfg.tools.evaluated.names)
     lists: dict[str, Repricing] = {"usual": dict, "swapped": swapped, "close": close}
     parts = [_posed(world, cfg, f"{name}_", PAIRED_KINDS, tools, reprice) for name, reprice in lists.items()]

@@ -34,16 +34,14 @@ OFFER_UNITS = (1, 10)  # steps of cents and of seconds: no figure of one column 
 PriceOffers = Mapping[str, tuple[int, int]]  # cents and seconds of a call of each of TOOL_NAMES
 
 
-def draw_offers(split: str, rng: np.random.Generator) -> PriceOffers:
-    """Draw figures of 1 to 9 units, two or more apart; any rival may be the cheapest. No list is in both splits."""
+def draw_offers(split: str, rng: np.random.Generator, gap: int = 1) -> PriceOffers:
+    """Draw rivals' figures of 1 to 9 units, `gap` or more apart; any may be the lowest. No list is in both splits."""
     found: dict[str, tuple[int, int]] = {}
     for rivals in RIVALS.values():
-        ladders = [
-            (rng.permutation(np.arange(1 + int(rng.integers(2)), 10, 2)) * unit).tolist() for unit in OFFER_UNITS
-        ]
-        found |= zip(rivals, zip(*ladders, strict=False), strict=False)
+        columns = [rng.permutation(np.arange(1 + rng.integers(gap), 10, gap)) * unit for unit in OFFER_UNITS]
+        found |= zip(rivals, zip(*(column.tolist() for column in columns), strict=False), strict=False)
     held_out = zlib.crc32(repr(found).encode()) % 5 == 0
-    return found if held_out == (split == "eval") else draw_offers(split, rng)
+    return found if held_out == (split == "eval") else draw_offers(split, rng, gap)
 
 
 class QuickstartWorld:
@@ -138,22 +136,24 @@ class QuickstartWorld:
         ]
         return tuple(menu[i] for i in rng.permutation(len(menu)))
 
-    def task(self, split: str, index: int, tools: Sequence[str] = TOOL_NAMES, *, short: bool = False) -> Task:
+    def task(
+        self, split: str, index: int, tools: Sequence[str] = TOOL_NAMES, *, short: bool = False, gap: int = 1
+    ) -> Task:
         """Return instance `index` of the split: question, menu and preference drawn from (seed, split, index)."""
-        return self.paired_tasks(split, index, 1, tools, short=short)[0]
+        return self.paired_tasks(split, index, 1, tools, short=short, gap=gap)[0]
 
     def paired_tasks(
-        self, split: str, index: int, count: int, tools: Sequence[str] = TOOL_NAMES, *, short: bool = False
+        self, split: str, index: int, k: int, tools: Sequence[str] = TOOL_NAMES, *, short: bool = False, gap: int = 1
     ) -> list[Task]:
-        """Return instance `index` under `count` different preferences, which call for other plans as a rule."""
+        """Return instance `index` under `k` different preferences, which call for other plans as a rule."""
         rng = np.random.default_rng([self.seed, 1 + ("train", "eval").index(split), index])
         family = FAMILIES[int(rng.choice(len(FAMILIES), p=FAMILY_SHARES))]
         question = self.question(family, split, rng)
         kinds, names, odds = [kind for kind, _ in question.steps], [*PREFERENCE_SHARES], [*PREFERENCE_SHARES.values()]
-        menu = self.menu(kinds, draw_offers(split, rng), rng, tools, short=short)
-        chosen = rng.choice(names, count, replace=False, p=odds).tolist()
+        menu = self.menu(kinds, draw_offers(split, rng, gap), rng, tools, short=short)
+        chosen = rng.choice(names, k, replace=False, p=odds).tolist()
         wishes = [draw_preference(name, split, kinds, menu, rng) for name in chosen]
-        ids = [f"{split}-{index}", *(f"{split}-{index}-{number}" for number in range(1, count))]
+        ids = [f"{split}-{index}", *(f"{split}-{index}-{number}" for number in range(1, k))]
         return [self.pose(name, question, menu, wish) for name, wish in zip(ids, wishes, strict=True)]
 
     def swap_tasks(
