@@ -14,11 +14,11 @@ The names below are loaded when they are first used, so that the import alone is
 
 Example:
     >>> import orchestra_jax as oj
-    >>> quickstart = oj.compose("env.seed=6")  # generated questions, and simulated tools with prices
+    >>> quickstart = oj.compose("env.seed=37")  # generated questions, and simulated tools with prices
     >>> policies = ["preference_oracle", "strongest_expert", "random", "do_nothing"]
     >>> group = [oj.play(quickstart, policy) for policy in policies]  # one question, four policies
     >>> group[0].task.question, group[0].task.preference.instruction
-    ('Where was the boss of Milan Ivanov born?', 'Please save money.')
+    ('How old are Wanda Meyer and Tomas Sato together?', 'You must keep the cost low.')
     >>> arrays = oj.group_arrays(group, group_size=4)
     >>> features = oj.rewards.feature_matrix(arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s)
     >>> rewards = oj.rewards.preference_reward(
@@ -27,9 +27,9 @@ Example:
     >>> advantages = oj.advantages.group_advantages(rewards, arrays.completed)
     >>> for policy, found, reward, advantage in zip(policies, group, rewards[0], advantages[0]):
     ...     print(f"{policy:18} {found.tool_names} ${found.cost_usd:.2f} {reward=:.2f} {advantage=:+.2f}")
-    preference_oracle  ['web_search', 'web_search'] $0.02 reward=0.50 advantage=+1.00
-    strongest_expert   ['expert_large'] $0.02 reward=0.00 advantage=-1.00
-    random             ['calculator'] $0.06 reward=0.00 advantage=+0.00
+    preference_oracle  ['web_search', 'web_search', 'python'] $0.04 reward=0.81 advantage=+1.41
+    strongest_expert   ['expert_large'] $0.09 reward=0.00 advantage=-0.71
+    random             ['web_search'] $0.01 reward=0.00 advantage=-0.71
     do_nothing         [] $0.00 reward=0.00 advantage=+0.00
 """
 

@@ -77,7 +77,7 @@ def play(where: RunConfig | Environment, policy: str | Path | Script, task: Task
         >>> from orchestra_jax.config.compose import compose
         >>> found = play(compose("seed=1"), "preference_oracle")
         >>> found.solved, found.tool_names
-        (True, ['calculator'])
+        (True, ['python'])
         >>> play(compose("seed=1"), lambda task, results: "42").answer
         '42'
 

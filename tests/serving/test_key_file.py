@@ -121,13 +121,13 @@ def test_a_server_takes_its_file_and_what_changes_in_it(tmp_path: Path):
             assert time.monotonic() < deadline
             time.sleep(0.2)
 
-    file = written(tmp_path, f"- {{name: anna, sha256: {KNOWN}, usd_per_day: 0.05}}")
+    file = written(tmp_path, f"- {{name: anna, sha256: {KNOWN}, usd_per_day: 0.06}}")
     with server(tmp_path / "run", ORACLE, "name=tiny", "--keys", str(file)) as (process, address):
         assert (ask("of-anna"), ask("of-bob"), ask("none")) == (200, 401, 401)
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "What is 7 * 8 + 3?"}]}
         headers = {"authorization": "Bearer of-anna"}
         found = [httpx.post(f"{address}/chat/completions", json=asked, headers=headers, timeout=60) for _ in range(3)]
-        assert [one.status_code for one in found][-1] == 402  # its five cents are used up
+        assert [one.status_code for one in found][-1] == 402  # its six cents are used up
         file.write_text("- {name: anna, env: NOBODY}")
         time.sleep(3.0)
         assert ask("of-anna") == 200  # a file that cannot be used changes nothing
