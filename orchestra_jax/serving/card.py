@@ -184,7 +184,7 @@ def _use(kept: Mapping[str, Any], name: str) -> Iterator[str]:
     yield from ("", "```python", "import orchestra_jax as oj", "")
     settings = "".join(f", {json.dumps(word)}" for word in words)
     yield f"with oj.Orchestrator.load({json.dumps(name)}{settings}) as orchestrator:"
-    yield from ('    print(orchestrator.ask("a question", max_usd=0.02).trace)', "```")
+    yield from ('    print(orchestrator.ask("a question", max_usd=0.25).trace)', "```")
     if any("FILE" in word or "ADDRESS" in word for word in words):
         yield "\n`FILE` and `ADDRESS` stand for files and servers of your own, in place of those of the training."
 

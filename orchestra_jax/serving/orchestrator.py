@@ -56,9 +56,9 @@ class Orchestrator:
     Examples:
         >>> import orchestra_jax as oj
         >>> with oj.Orchestrator.load("outputs/quickstart") as orchestrator:  # doctest: +SKIP
-        ...     found = orchestrator.ask("What is 7 * 8 + 3?", wish="cheap", max_usd=0.02)
+        ...     found = orchestrator.ask("What is 7 * 8 + 3?", wish="cheap", max_usd=0.10)
         >>> found.answer, found.cost_usd, [call.tool for call in found.calls]  # doctest: +SKIP
-        ('59', 0.01, ['python'])
+        ('59', 0.06, ['calculator'])
 
     Attributes:
         name: name of the model that it is.

@@ -1,11 +1,14 @@
 """Questions of users in the quickstart's world: every question of the world is read back as what it is."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from orchestra_jax.envs.quickstart.asked import WISHES, posed
 from orchestra_jax.envs.quickstart.facts import FAMILIES, TOOL_NAMES
+from orchestra_jax.envs.quickstart.plans import able_tools
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 
 WORLD = QuickstartWorld(0)
@@ -49,3 +52,12 @@ def test_the_menu_is_the_same_for_all_and_without_a_wish_it_is_to_be_right():
 def test_another_question_is_refused_with_examples(question: str):
     with pytest.raises(ValueError, match="knows no such question: ask one of its own, such as 'Where was"):
         posed(WORLD, TOOL_NAMES, question, None)
+
+
+def test_the_budgets_of_the_examples_pay_for_any_tool_that_can_answer():
+    text = Path(__file__).resolve().parents[3].joinpath("docs", "serve.md").read_text()
+    question, dollars = re.findall(r'ask\.py outputs/quickstart "(.*?)".* --max-usd ([0-9.]+)', text)[0]
+    limits = re.findall(r'max_usd"?[=:] ?([0-9.]+)(?:, "?max_seconds"?[=:] ?([0-9.]+))?', text)
+    able = able_tools(posed(WORLD, TOOL_NAMES, question, None), "arith")
+    assert max(spec.price_usd or 0.0 for spec in able) <= min(float(usd) for usd in (dollars, *dict(limits)))
+    assert max(spec.latency_s or 0.0 for spec in able) <= min(float(seconds) for _, seconds in limits if seconds)
