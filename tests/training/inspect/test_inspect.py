@@ -23,15 +23,15 @@ from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult,
 from tests.models.trees import drawn_params
 from tests.training.micro import OneLayer
 
-QUESTIONS = 6
+QUESTIONS = 24  # the large model knows some of them
 SETTINGS = f"evaluation.benchmarks=[held_out] evaluation.questions={QUESTIONS}"
 
 
 def script(task: Task, results: list[ToolResult]) -> ToolCall | str:
-    """Asks the first model on the menu, or a tool that is not there, and says what it said."""
+    """Asks the large model, or a tool that is not there, and says what it said."""
     if results:
         return results[-1].text
-    return ToolCall(next((spec.name for spec in task.tools if spec.name.startswith("expert")), "nobody"), {})
+    return ToolCall(next((spec.name for spec in task.tools if spec.name == "expert_large"), "nobody"), {})
 
 
 def played() -> list[Trajectory]:
@@ -72,7 +72,7 @@ def scripted_model() -> Any:
     def answer(messages: Any, tools: Any, choice: Any, config: Any) -> Any:
         if messages[-1].role == "tool":
             return ModelOutput.from_content("mockllm/model", messages[-1].text)
-        asked = next((tool.name for tool in tools if tool.name.startswith("expert")), "nobody")
+        asked = next((tool.name for tool in tools if tool.name == "expert_large"), "nobody")
         return ModelOutput.for_tool_call("mockllm/model", asked, {})
 
     async def count(text: str) -> int:  # Inspect's own downloads a vocabulary, and the quickstart has room for few
