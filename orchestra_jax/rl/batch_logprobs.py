@@ -67,7 +67,8 @@ def batch_logprobs(
         from orchestra_jax.rl.mesh_logprobs import compute_head
 
         head = compute_head(head, config, sharding)
-    size, length = batch.mask.shape[0] // shards, batch.mask.shape[1]
+    length = batch.mask.shape[1]
+    size = (batch.tokens if batch.row_of is not None else batch.mask).shape[0] // shards
 
     def score_part(
         hidden: Float[Array, "n D"], tokens: Int[Array, " n"], select: Int[Array, " R"], place: Int[Array, " R"]
@@ -89,7 +90,10 @@ def batch_logprobs(
         from orchestra_jax.rl.mesh_logprobs import score_parts
 
         found = score_parts(score_part, hidden, batch, sharding)
-    logprobs, entropy = (x.reshape(batch.mask.shape) for x in found)
+    logprobs, entropy = (x.reshape(-1, length) for x in found)
+    if batch.row_of is not None:
+        taken = (_take_rows(x, batch.row_of, 0, shards) for x in (logprobs, entropy))
+        logprobs, entropy = (jnp.where(batch.mask > 0, x, 0.0) for x in taken)
     return logprobs, entropy
 
 

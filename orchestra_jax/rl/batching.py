@@ -2,12 +2,12 @@
 
 Here a row is one sequence without the prefix it shares with its group: the prefix is run once per group and its keys
 and values serve every member (`share_prefix`), so a prompt costs one forward and backward pass however many members the
-group has. Rows are sorted by width into a few fixed shapes, so nothing recompiles after the first steps. `rl.packing`
-makes rows of several sequences instead.
+group has. Sequences of the same tokens share a row: a policy that knows what to do says the same in most rollouts. Rows
+are sorted by width into a few fixed shapes, so nothing recompiles after the first steps. `rl.packing` makes rows of
+several sequences instead.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,8 +62,13 @@ class BatchShape:
     sequence_length: int  # L
     prefixes: int  # G / S
     prefix_length: int  # P
-    pieces: int  # 0: a row is a sequence; 1: it holds several; more: these share beginnings, and attention has pieces
+    pieces: int  # 0: a row has the tokens of one sequence; 1: of several; more: of several that share beginnings
     selected: int  # R
+
+    @property
+    def scored(self) -> int:
+        """The number of places that log-probs are computed for: unpacked, sequences of the same tokens share a row."""
+        return (self.sequences if self.pieces else self.rows) * self.sequence_length
 
     def empty(self, shards: int = 1) -> "MicroBatch":
         """Return a micro-batch of padding only, as numpy arrays: no token of it carries loss."""
@@ -84,7 +89,8 @@ class BatchShape:
             source=ints(rows, self.pieces * self.length, fill=-1) if self.pieces > 1 else None,
             positions=ints(rows, self.length) + np.arange(self.length, dtype=np.int32),
             select=ints(shards, self.selected, fill=self.rows * self.length - 1),
-            place=ints(shards, self.selected, fill=self.sequences * self.sequence_length),
+            place=ints(shards, self.selected, fill=self.scored),
+            row_of=None if self.pieces else ints(sequences),
             mask=floats(sequences, self.sequence_length),
             rollout_logprobs=floats(sequences, self.sequence_length),
             old_logprobs=floats(sequences, self.sequence_length),
@@ -93,6 +99,7 @@ class BatchShape:
             trajectory=ints(sequences),
             share=floats(sequences, fill=1.0),
             other_log_ratios=floats(sequences),
+            repeated=ints(shards),
         )
 
 
@@ -101,9 +108,9 @@ class BatchShape:
 class MicroBatch:
     """One fixed-shape piece of a batch, in two layouts and S equal parts, one for each batch shard of the mesh.
 
-    The model runs B rows of T tokens over G shared prefixes of at most P tokens; a row holds one sequence, or several
-    (packed). The loss sees N sequences of L tokens. Unpacked, both are the same. Every array's first axis is split
-    into S parts; indices count within a part, so that no token leaves its device.
+    The model runs B rows of T tokens over G shared prefixes of at most P tokens; a row holds one sequence, several of
+    the same tokens, or several of different ones (packed). The loss sees N sequences of L tokens; unpacked, L is T.
+    Every array's first axis is split into S parts; indices count within a part, so that no token leaves its device.
 
     Attributes:
         prefix, prefix_lengths: shared prefixes, padded; P is 0 when nothing is shared.
@@ -113,7 +120,8 @@ class MicroBatch:
         source: the pieces of rows whose sequences share beginnings (`models.attention.pieces`), else None.
         positions: position of each token in its sequence, without its shared prefix.
         select: index b * T + t of every position whose next token carries loss, padded with the part's last position.
-        place: index n * L + l of that next token in the loss layout, padded with one past the part's end.
+        place: index n * L + l of the next token in the loss layout (unpacked: b * L + l), padded with one past it.
+        row_of: the row of each sequence, in ascending order; None when packed.
         mask: 1.0 where the token was sampled and carries loss.
         rollout_logprobs: the engine's log-probs where sampled.
         old_logprobs: log-probs at the start of the step; the engine's unless the learner scored the rows itself.
@@ -122,6 +130,7 @@ class MicroBatch:
         trajectory, share: per sequence, see `TokenSequence`.
         other_log_ratios: per sequence, the sum of the log-ratios of new to old policy over its trajectory's others; 0
             until `forks.with_other_log_ratios` has filled it in, which is right on the first update of a batch.
+        repeated: number of tokens that are run once for several sequences: shared prefixes, beginnings and rows.
     """
 
     prefix: Int[Array, "G P"]
@@ -133,6 +142,7 @@ class MicroBatch:
     positions: Int[Array, "B T"]
     select: Int[Array, "S R"]
     place: Int[Array, "S R"]
+    row_of: Int[Array, " N"] | None
     mask: Float[Array, "N L"]
     rollout_logprobs: Float[Array, "N L"]
     old_logprobs: Float[Array, "N L"]
@@ -141,6 +151,7 @@ class MicroBatch:
     trajectory: Int[Array, " N"]
     share: Float[Array, " N"]
     other_log_ratios: Float[Array, " N"]
+    repeated: Int[Array, " S"]
 
     @property
     def num_tokens(self) -> float:
@@ -157,13 +168,6 @@ class MicroBatch:
         """The most tokens that carry loss in one sequence."""
         return float(jax.device_get(self.mask.sum(1).max()))
 
-    @property
-    def num_repeated(self) -> int:
-        """The number of tokens of its sequences that are run once for several: shared prefixes and beginnings."""
-        count = _repeated_on_devices if isinstance(self.tokens, jax.Array) else _repeated
-        found = count(self.prefix_lengths, self.prefix_row, self.mask, self.source, self.segment_ids, self.shards)
-        return int(jax.device_get(found))
-
     def with_advantage(self) -> "MicroBatch":
         """Return the batch in which only sequences with an advantage carry loss; for counting."""
         return dataclasses.replace(self, mask=self.mask * self.advantages.astype(bool)[:, None])
@@ -172,17 +176,6 @@ class MicroBatch:
     def shards(self) -> int:
         """S, the number of parts."""
         return self.select.shape[0]
-
-
-def _repeated(lengths: Any, prefix_row: Any, mask: Any, source: Any, segment_ids: Any, shards: int) -> Any:
-    if segment_ids is not None:
-        return 0 if source is None else ((source < 0) & (segment_ids > 0)).sum()
-    parts = lengths.reshape(shards, -1)
-    continued = parts[np.arange(shards)[:, None], prefix_row.reshape(shards, -1)].reshape(-1)
-    return (continued * mask.any(1)).sum() - lengths.sum()
-
-
-_repeated_on_devices = jax.jit(_repeated, static_argnums=5)
 
 
 @dataclass(frozen=True)
@@ -197,6 +190,8 @@ class MicroShapes:
         rows_per_prefix: at least one prefix slot for so many rows.
         response_fractions: shares of a micro-batch's tokens that may be sampled ones, ascending; only so many positions
             are projected onto the vocabulary.
+        sequences_per_row: a micro-batch has room for so many times its rows, since sequences of the same tokens share
+            one. Room costs next to nothing. 1: each has a row of its own.
     """
 
     tokens: int = 4096
@@ -204,6 +199,7 @@ class MicroShapes:
     prefix_widths: tuple[int, ...] = (80,)
     rows_per_prefix: int = 8
     response_fractions: tuple[float, ...] = (0.5,)
+    sequences_per_row: int = 1
 
     def sizes(self, width: int) -> tuple[int, int]:
         """Return the most rows and the most shared prefixes of a micro-batch of this width."""
@@ -221,27 +217,32 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[Mi
     Raises:
         ValueError: a row or prefix is longer than the widest shape, or a row begins with a sampled token.
     """
-    by_width: dict[int, list[TokenSequence]] = {}
-    for given in rows:
+    by_width: dict[int, dict[Any, list[TokenSequence]]] = {}
+    for number, given in enumerate(rows):
         row = given if shapes.prefix_widths else dataclasses.replace(given, prefix=0)
         length = len(row.tokens) - row.prefix
         width = next((w for w in shapes.widths if w >= length), None)
         if width is None:
             raise ValueError(f"A row of {length} tokens exceeds the widest shape {shapes.widths[-1]}; widen it.")
         check_start(row, row.prefix)
-        by_width.setdefault(width, []).append(row)
+        same = number if shapes.sequences_per_row == 1 else (row.prefix, row.tokens, row.sampled)
+        by_width.setdefault(width, {}).setdefault(same, []).append(row)
     batches = []
-    for width, members in sorted(by_width.items()):
+    for width, alike in sorted(by_width.items()):
         most_rows, most_prefixes = shapes.sizes(width)
-        part: list[TokenSequence] = []
+        most = shapes.sequences_per_row * most_rows
+        part: list[list[TokenSequence]] = []
         prefixes: set[tuple[int, ...]] = set()
-        for row in sorted(members, key=lambda row: row.prefix):  # short prompts together: none is padded to a long one
-            prefix = row.tokens[: row.prefix]
-            if len(part) == most_rows or (prefix not in prefixes and len(prefixes) == most_prefixes):
-                batches += _cut(part, width, shapes)
-                part, prefixes = [], set()
-            prefixes.add(prefix)
-            part.append(row)
+        # Short prompts together: none is padded to a long one.
+        for members in sorted(alike.values(), key=lambda members: members[0].prefix):
+            prefix = members[0].tokens[: members[0].prefix]
+            for shared in (members[first : first + most] for first in range(0, len(members), most)):
+                full = len(part) == most_rows or sum(map(len, part)) + len(shared) > most
+                if full or (prefix not in prefixes and len(prefixes) == most_prefixes):
+                    batches += _cut(part, width, shapes)
+                    part, prefixes = [], set()
+                prefixes.add(prefix)
+                part.append(shared)
         batches += _cut(part, width, shapes)
     return batches
 
@@ -258,47 +259,45 @@ def select_size(found: int, positions: int, fractions: Sequence[float]) -> int:
     return next(size for size in sizes if size >= found)
 
 
-def _cut(part: Sequence[TokenSequence], width: int, shapes: MicroShapes) -> list[MicroBatch]:
+def _cut(part: Sequence[Sequence[TokenSequence]], width: int, shapes: MicroShapes) -> list[MicroBatch]:
     """Make one micro-batch of these rows, or several small ones if those have at most half the tokens."""
-    longest = max(row.prefix for row in part)
+    longest = max(row[0].prefix for row in part)
     prefix_width = next((w for w in (0, *shapes.prefix_widths) if w >= longest), None)
     if prefix_width is None:
         raise ValueError(f"A prefix of {longest} tokens exceeds the widest {shapes.prefix_widths[-1]}; widen it.")
     rows, slots = shapes.sizes(width)
     few = max(1, rows // _LEFT_OVER) if width == shapes.widths[-1] else rows
-    few_slots = min(few, slots)
-    small = math.ceil(len(part) / few)
-    small_tokens, tokens = few * width + few_slots * prefix_width, rows * width + slots * prefix_width
-    if small > 1 and 2 * small * small_tokens > tokens:
-        few, few_slots = rows, slots
-    cuts = (part[first : first + few] for first in range(0, len(part), few))
-    return [_micro_batch(cut, few, few_slots, width, prefix_width, shapes.response_fractions) for cut in cuts]
+    cuts = [part[first : first + few] for first in range(0, len(part), few)]
+    small_tokens, tokens = few * width + min(few, slots) * prefix_width, rows * width + slots * prefix_width
+    roomy = all(sum(map(len, cut)) <= shapes.sequences_per_row * few for cut in cuts)
+    if not roomy or (len(cuts) > 1 and 2 * len(cuts) * small_tokens > tokens):
+        few, cuts = rows, [part]
+    return [_micro_batch(cut, few, min(few, slots), width, prefix_width, shapes) for cut in cuts]
 
 
 def _micro_batch(
-    part: Sequence[TokenSequence],
-    rows: int,
-    slots: int,
-    width: int,
-    prefix_width: int,
-    fractions: Sequence[float],
+    part: Sequence[Sequence[TokenSequence]], rows: int, slots: int, width: int, prefix_width: int, shapes: MicroShapes
 ) -> MicroBatch:
-    """Lay the rows of `part` out in `rows` rows of `width` tokens, on `slots` shared prefixes of `prefix_width`."""
-    found = sum(sum(row.sampled[row.prefix :]) for row in part)
-    selected = select_size(found, rows * width, fractions)
-    shape = BatchShape(rows, width, rows, width, slots, prefix_width, 0, selected)
+    """Lay `part`, the sequences of each row, out in `rows` rows of `width` tokens, on `slots` shared prefixes."""
+    found = sum(sum(same[0].sampled[same[0].prefix :]) for same in part)
+    selected = select_size(found, rows * width, shapes.response_fractions)
+    shape = BatchShape(rows, width, shapes.sequences_per_row * rows, width, slots, prefix_width, 0, selected)
     arrays: Any = shape.empty()
     prefixes: dict[tuple[int, ...], int] = {}
-    for b, row in enumerate(part):
-        ids, length = row.tokens[: row.prefix], len(row.tokens) - row.prefix
-        slot = prefixes.setdefault(ids, len(prefixes))
-        arrays.prefix[slot, : len(ids)] = ids
-        arrays.prefix_lengths[slot] = len(ids)
+    carrying, n = np.zeros((rows, width), bool), 0
+    for b, same in enumerate(part):
+        start, length = same[0].prefix, len(same[0].tokens) - same[0].prefix
+        slot = prefixes.setdefault(same[0].tokens[:start], len(prefixes))
+        arrays.prefix[slot, :start], arrays.prefix_lengths[slot] = same[0].tokens[:start], start
         arrays.prefix_row[b] = slot
-        arrays.tokens[b, :length] = row.tokens[row.prefix :]
-        arrays.mask[b, :length] = row.sampled[row.prefix :]
-        arrays.rollout_logprobs[b, :length] = row.logprobs[row.prefix :]
-        arrays.advantages[b], arrays.trajectory[b], arrays.share[b] = row.advantage, row.trajectory, row.share
-    carrying = np.flatnonzero(arrays.mask)
-    arrays.select[0, :found], arrays.place[0, :found] = carrying - 1, carrying
+        arrays.tokens[b, :length], carrying[b, :length] = same[0].tokens[start:], same[0].sampled[start:]
+        arrays.repeated[0] += len(same) * (start + length) - length
+        for sequence in same:
+            arrays.row_of[n], arrays.mask[n] = b, carrying[b]
+            arrays.rollout_logprobs[n, :length] = sequence.logprobs[start:]
+            arrays.advantages[n], arrays.trajectory[n] = sequence.advantage, sequence.trajectory
+            arrays.share[n], n = sequence.share, n + 1
+    arrays.repeated[0] -= arrays.prefix_lengths.sum()
+    places = np.flatnonzero(carrying)
+    arrays.select[0, :found], arrays.place[0, :found] = places - 1, places
     return dataclasses.replace(arrays, old_logprobs=arrays.rollout_logprobs)

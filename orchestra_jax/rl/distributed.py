@@ -117,5 +117,5 @@ def _widened(batch: MicroBatch, selected: int) -> MicroBatch:
     shape = shape_of(batch)
     more = ((0, 0), (0, selected - shape.selected))
     select: Any = np.pad(batch.select, more, constant_values=shape.rows * shape.length - 1)
-    place: Any = np.pad(batch.place, more, constant_values=shape.sequences * shape.sequence_length)
+    place: Any = np.pad(batch.place, more, constant_values=shape.scored)
     return dataclasses.replace(batch, select=select, place=place)

@@ -131,7 +131,7 @@ class Learner:
         settings = {"temperature": cfg.temperature, "chunk": cfg.chunk, "vocab_block": cfg.vocab_block} | settings
         return batch_logprobs(params, self.config, batch, sharding=self.sharding, **settings)
 
-    # --- state and batches on their devices ---
+    # --- state, batches and log-probs on their devices ---
 
     def init(self, params: Params, *, donate: bool = False) -> TrainState:
         """Return the state before the first step on the policy, or on adapters, cast to the stored dtype.
@@ -163,8 +163,6 @@ class Learner:
 
     def _place_scalars(self, scalars: tuple[Any, ...]) -> tuple[Any, ...]:
         return cast(tuple[Any, ...], jax.tree.map(lambda number: jax.device_put(np.float32(number)), scalars))
-
-    # --- log-probs that an update needs beforehand ---
 
     def with_old_logprobs(self, params: Params, batch: MicroBatch, *, base: Params | None = None) -> MicroBatch:
         """Return the batch with the learner's own log-probs as `old_logprobs`; several processes `place` it first."""

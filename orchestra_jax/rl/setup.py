@@ -111,8 +111,9 @@ def policy_shapes(
         algorithm.micro_tokens,
         reaching(algorithm.row_widths),
         reaching(algorithm.prefix_widths) if algorithm.share_prefix else (),
-        rows_per_prefix=max(8, algorithm.group_size),
+        rows_per_prefix=-(-max(8, algorithm.group_size) // algorithm.sequences_per_row),
         response_fractions=fractions,
+        sequences_per_row=algorithm.sequences_per_row,
     )
 
 

@@ -23,10 +23,12 @@ class Family:
     Attributes:
         members: (number of the sequence, tokens that it has in common with the one before and does not repeat).
         length: tokens of the layout.
+        sampled: tokens that its sequences sampled; a row has room for the log-probs of as many as it has tokens.
     """
 
     members: list[tuple[int, int]] = field(default_factory=list)
     length: int = 0
+    sampled: int = 0
 
 
 def families(sequences: Sequence[TokenSequence], longest: int, most: int) -> list[Family]:
@@ -36,6 +38,7 @@ def families(sequences: Sequence[TokenSequence], longest: int, most: int) -> lis
     the shorter first prompt. A common beginning of two prompts, such as a system message, is not shared.
     """
     ids = [np.asarray(sequence.tokens, np.int32) for sequence in sequences]
+    sampled = [sum(sequence.sampled) for sequence in sequences]
     # As big-endian bytes their order is that of the tokens, and fast to find.
     order = sorted(range(len(ids)), key=lambda i: ids[i].astype(">i4").tobytes())
     found: list[Family] = []
@@ -45,11 +48,13 @@ def families(sequences: Sequence[TokenSequence], longest: int, most: int) -> lis
             shared = _common(ids[before], ids[number]) - 1
             added = len(ids[number]) - shared
             related = shared >= max(1, min(sequences[before].prefix, sequences[number].prefix))
-            if related and family.length + added <= longest and len(family.members) < most:
+            larger = max(family.length + added, family.sampled + sampled[number])
+            if related and larger <= longest and len(family.members) < most:
                 family.members.append((number, shared))
                 family.length += added
+                family.sampled += sampled[number]
                 continue
-        found.append(Family([(number, 0)], len(ids[number])))
+        found.append(Family([(number, 0)], len(ids[number]), sampled[number]))
     return found
 
 
@@ -81,7 +86,8 @@ def sharing(shapes: PackShapes) -> PackShapes:
 def pack_shared(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBatch]:
     """Do what `packing.pack` does, with what sequences begin with in common once in a row."""
     found = families(sequences, shapes.row_length, row_sequences(shapes))
-    parts = bin_parts([room(each.length, len(each.members), shapes) for each in found], shapes)
+    sizes = [room(max(each.length, each.sampled), len(each.members), shapes) for each in found]
+    parts = bin_parts(sizes, shapes)
     return [_packed(sequences, [[found[i] for i in row] for row in part], shapes) for part in parts]
 
 
@@ -113,6 +119,7 @@ def _packed(sequences: Sequence[TokenSequence], rows: Sequence[Sequence[Family]]
             for segment, source in enumerate(part, start=1):
                 where = slice(at, at := at + len(source))
                 batch.source[b, where], batch.segment_ids[b, where] = source, segment
+    batch.repeated[0] = ((batch.source < 0) & (batch.segment_ids > 0)).sum()
     batch.select[0, :found] = np.concatenate(select)
     batch.place[0, :found] = np.flatnonzero(batch.mask)
     return dataclasses.replace(batch, old_logprobs=batch.rollout_logprobs)

@@ -67,7 +67,7 @@ def update(
             minibatches = [[learner.with_ref_logprobs(whole, batch) for batch in batches] for batches in minibatches]
             del whole  # an offloaded one leaves the devices before the update
         positions = sum(batch.tokens.size + batch.prefix.size for batch in itertools.chain(*minibatches))
-        shared = sum(batch.num_repeated for batch in itertools.chain(*minibatches))
+        shared = sum(int(jax.device_get(batch.repeated.sum())) for batch in itertools.chain(*minibatches))
         for number, batches in enumerate(minibatches * algorithm.epochs):
             if number and spans_rows:
                 from orchestra_jax.rl.forks import with_other_log_ratios

@@ -32,7 +32,7 @@ def main(process: int, port: str, folder: str) -> None:
         first = len(sequences) * 2 // 3
         batches = policy_batches(sequences[:first] if process == 0 else sequences[first:], shapes, learner.shards)
         if layout == "sharing":
-            found = sum(batch.num_repeated for batch in learner.place(batches))
+            found = sum(int(jax.device_get(batch.repeated.sum())) for batch in learner.place(batches))
             assert found > 100  # of both processes, and the same number in each
         state, metrics = shared.two_steps(learner, batches)
         gathered = multihost_utils.process_allgather(jax.tree.leaves((state.opt_state[0], state.params)), tiled=True)

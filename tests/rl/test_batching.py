@@ -49,13 +49,14 @@ def unpack(batches) -> list[tuple]:
     """The rows back out of the arrays; padding rows have no sampled token."""
     found = []
     for batch in batches:
-        for b in np.flatnonzero(batch.mask.sum(1)):
+        for n in np.flatnonzero(batch.mask.sum(1)):
+            b = batch.row_of[n]
             prefix = batch.prefix[batch.prefix_row[b]][: batch.prefix_lengths[batch.prefix_row[b]]]
-            length = np.flatnonzero(batch.mask[b])[-1] + 1
+            length = np.flatnonzero(batch.mask[n])[-1] + 1
             tokens = [*prefix.tolist(), *batch.tokens[b, :length].tolist()]
-            sampled = [False] * len(prefix) + [bool(m) for m in batch.mask[b, :length]]
-            logprobs = [0.0] * len(prefix) + batch.rollout_logprobs[b, :length].tolist()
-            found.append((tuple(tokens), tuple(sampled), tuple(np.round(logprobs, 5)), float(batch.advantages[b])))
+            sampled = [False] * len(prefix) + [bool(m) for m in batch.mask[n, :length]]
+            logprobs = [0.0] * len(prefix) + batch.rollout_logprobs[n, :length].tolist()
+            found.append((tuple(tokens), tuple(sampled), tuple(np.round(logprobs, 5)), float(batch.advantages[n])))
     return found
 
 
@@ -77,9 +78,12 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
-@given(ROWS, st.sampled_from([(), (6,), (3, 6)]), st.sampled_from([8, 40, 200]), st.sampled_from([1, 2, 8]))
-def test_every_row_lands_in_one_micro_batch_with_its_very_ids(rows, prefix_widths, tokens, rows_per_prefix):
-    shapes = MicroShapes(tokens, (4, 10, 20), prefix_widths, rows_per_prefix)
+@given(
+    ROWS, st.sampled_from([(), (6,), (3, 6)]), st.sampled_from([8, 40, 200]), st.sampled_from([1, 2, 8]),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_every_row_lands_in_one_micro_batch_with_its_very_ids(rows, prefix_widths, tokens, rows_per_prefix, alike):
+    shapes = MicroShapes(tokens, (4, 10, 20), prefix_widths, rows_per_prefix, sequences_per_row=alike)
     batches = micro_batches(rows, shapes)
     assert sorted(unpack(batches)) == sorted(trimmed(rows))
     for batch in batches:
@@ -87,14 +91,18 @@ def test_every_row_lands_in_one_micro_batch_with_its_very_ids(rows, prefix_width
         assert width in shapes.widths
         most = max(1, tokens // width)
         few = max(1, most // 8) if width == 20 else most  # what is left over of the widest is not padded
-        assert size == (few if len(unpack([batch])) <= few else most)
+        filled = np.unique(batch.row_of[batch.mask.any(1)])
+        assert len(batch.mask) == alike * size
+        assert size == (few if len(filled) <= few and len(unpack([batch])) <= alike * few else most)
         assert batch.prefix.shape[1] in (0, *prefix_widths)
         assert batch.num_tokens == batch.mask.sum()
-        # `select` names exactly the positions before the sampled tokens, then only the last one.
-        count = int(batch.num_tokens)
+        # `select` names exactly the positions before the sampled tokens of the rows, then only the last one.
+        sampled = np.zeros((size, width), bool)
+        np.logical_or.at(sampled, batch.row_of, batch.mask > 0)
+        count = sampled.sum()
         (select,), (place,) = batch.select, batch.place
-        np.testing.assert_array_equal(place[:count], np.flatnonzero(batch.mask))
-        np.testing.assert_array_equal(select[:count] + 1, np.flatnonzero(batch.mask))
+        np.testing.assert_array_equal(place[:count], np.flatnonzero(sampled))
+        np.testing.assert_array_equal(select[:count] + 1, np.flatnonzero(sampled))
         assert (select[count:] == size * width - 1).all()
         assert (place[count:] == size * width).all()
         assert len(select) in (size * width // 2, size * width // 2 * 2)
@@ -116,10 +124,19 @@ def test_the_tokens_of_a_shared_prompt_are_run_once(shards: int):
     rows = [row(5, 8 - group, group=group) for group in range(3) for _ in range(7)]
     shapes, alone = MicroShapes(64, (8,), (6,), rows_per_prefix=4), MicroShapes(64, (8,), ())
     batches = policy_batches(rows, shapes, shards)
-    run = sum(len(found.tokens) for found in rows) - sum(batch.num_repeated for batch in batches)
+    run = sum(len(found.tokens) for found in rows) - sum(batch.repeated.sum() for batch in batches)
     assert run == sum((batch.tokens > 0).sum() + (batch.prefix > 0).sum() for batch in batches)
-    assert [jax.device_put(batch).num_repeated for batch in batches] == [batch.num_repeated for batch in batches]
-    assert sum(batch.num_repeated for batch in policy_batches(rows, alone, shards)) == 0
+    assert sum(batch.repeated.sum() for batch in policy_batches(rows, alone, shards)) == 0
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_tokens_of_rollouts_that_say_the_same_are_run_once(shards: int):
+    rows = [row(5, 7 + extra, group=group) for group in range(3) for extra in (0, 2) for _ in range(4)]
+    batches = policy_batches(rows, MicroShapes(32, (8,), (6,), rows_per_prefix=2, sequences_per_row=2), shards)
+    assert sum(batch.num_sequences for batch in batches) == len(rows)
+    run = sum(len(found.tokens) for found in rows) - sum(batch.repeated.sum() for batch in batches)
+    assert run == sum((batch.tokens > 0).sum() + (batch.prefix > 0).sum() for batch in batches)
+    assert run == 3 * (4 + 3 + 5)  # a prompt and two rows for each group
 
 
 def test_too_many_prefixes_start_a_new_micro_batch():
@@ -195,7 +212,7 @@ def test_an_empty_micro_batch_has_its_shape_and_no_token(packed):
     assert batch.shards == 3
     assert batch.num_tokens == batch.num_sequences == 0
     assert (batch.select == 15).all()
-    assert (batch.place == 30).all()
+    assert (batch.place == (30 if packed else 20)).all()  # one past the places that are scored
     same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), batch, abstract_batch(shape, 3))
     assert all(jax.tree.leaves(same))
 

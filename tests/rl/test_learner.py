@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import itertools
 import warnings
@@ -152,6 +153,30 @@ def test_policy_gradient_of_micro_batches_is_that_of_the_batch(shapes):
         assert parts_metrics[name] == pytest.approx(metrics[name], rel=1e-4, abs=1e-6), name
     assert metrics["tokens"] == sum(sum(row.sampled) for row in rows)
     assert metrics["sequences"] == len(rows)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_rollouts_of_the_same_tokens_share_a_row_and_change_nothing(sequence: bool):
+    """Their advantages and the engine's log-probs are their own."""
+    rng = np.random.default_rng(3)
+    rows = [
+        dataclasses.replace(
+            row, advantage=float(rng.normal()), logprobs=tuple(p and p + rng.normal(0, 0.2) for p in row.logprobs)
+        )
+        for row in make_rows(count=3)
+        for _ in range(int(rng.integers(1, 4)))
+    ]
+    made = learner(loss="sequence", **KL) if sequence else learner(**KL)
+    shapes = dataclasses.replace(SHARED, tokens=WIDTH * 3, sequences_per_row=3)
+    assert len(rows) > 4
+    (batch,) = micro_batches(rows, shapes)
+    assert (batch.tokens.shape, len(batch.mask)) == ((3, WIDTH), 9)
+    alone, metrics = policy_gradient(made, rows, FULL)
+    found, shared_metrics = policy_gradient(made, rows, shapes)
+    assert_trees_close(found, alone)
+    assert shared_metrics.keys() == metrics.keys()
+    for name in metrics:
+        assert shared_metrics[name] == pytest.approx(metrics[name], rel=1e-4, abs=1e-6), name
 
 
 def test_percentiles_compare_the_policy_with_the_engine():

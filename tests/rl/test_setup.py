@@ -56,8 +56,8 @@ async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path, monk
 
 def test_a_micro_batch_has_a_prompt_for_each_group_of_its_rows(tmp_path: Path):
     cfg = config(tmp_path)
-    for size, prompts in ((4, 8), (8, 8), (16, 4)):
-        shapes = setup.policy_shapes(replace(cfg.algorithm, group_size=size, micro_tokens=64 * 32), cfg.model, 128)
-        width = cfg.algorithm.row_widths[0]
-        rows, found = shapes.sizes(width)
-        assert (rows, found) == (64 * 32 // width, max(1, 64 * 32 // width * prompts // 64))
+    width = cfg.algorithm.row_widths[0]
+    for size, alike, prompts in ((4, 1, 8), (8, 1, 8), (16, 1, 4), (8, 2, 16), (16, 4, 16)):
+        given = replace(cfg.algorithm, group_size=size, micro_tokens=64 * 32, sequences_per_row=alike)
+        shapes = setup.policy_shapes(given, cfg.model, 128)
+        assert shapes.sizes(width) == (64 * 32 // width, max(1, 64 * 32 // width * prompts // 64))

@@ -119,6 +119,18 @@ def test_shared_prefixes_stay_within_their_part():
         np.testing.assert_allclose(row, learner.with_old_logprobs(params, wanted).old_logprobs[0], atol=1e-5)
 
 
+def test_rollouts_of_the_same_tokens_share_a_row_within_their_part():
+    shapes = MicroShapes(20, (20,), (20,), 1, (), sequences_per_row=3)
+    learner, params = make_learner(), drawn_params(CONFIG)
+    rows = [row for row, count in zip(SEQUENCES[:4], (1, 3, 2, 3), strict=True) for _ in range(count)]
+    (batch,) = policy_batches(rows, shapes, 4)
+    single = micro_batches(rows, shapes)
+    assert (batch.tokens.shape, batch.mask.shape) == ((4, 20), (12, 20))
+    assert sum(batch.num_sequences for batch in single) == batch.num_sequences == len(rows)
+    scored = [np.asarray(learner.with_old_logprobs(params, each).old_logprobs) for each in (batch, *single)]
+    np.testing.assert_allclose(scored[0], np.concatenate(scored[1:]), atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what two processes found, a file for each layout."""

@@ -99,6 +99,13 @@ def test_what_begins_alike_is_run_once():
     assert run < 0.8 * sum(len(sequence.tokens) for sequence in sequences)
 
 
+def test_rollouts_that_say_the_same_leave_room_for_the_log_probs_of_each():
+    same = [TokenSequence((*range(1, 21),), (False,) * 4 + (True,) * 16, (-1.0,) * 20, 3, 1.0, n) for n in range(8)]
+    batches = pack(same, sharing(PackShapes(32, 2, 64, row_sequences=32)))
+    _, sampled, _ = zip(*map(taken_out, batches), strict=True)
+    assert sorted(map(len, itertools.chain(*sampled))) == [16] * 8
+
+
 def test_prompts_that_only_have_a_system_message_in_common_stay_apart():
     row = (False,) * 6 + (True,) * 2, (0.0,) * 8, 5, 1.0
     strangers = [TokenSequence((1, 2, *range(first, first + 6)), *row) for first in (3, 12)]

@@ -57,12 +57,15 @@ def _by_sequence(trajectory: Trajectory, rows: Sequence[Row]) -> Scores | None:
 def _sampled(batch: MicroBatch, shape: tuple[int, int]) -> np.ndarray:
     """Return the ids that carry loss, in the layout of the loss. Indices count within a part."""
     tokens, select, place = map(_of_this_process, (batch.tokens, batch.select, batch.place))
-    parts = len(select)
-    found = np.zeros((parts, shape[0] // parts * shape[1] + 1), np.int32)  # padding goes to the last place
-    flat = tokens.reshape(parts, -1)
-    for part in range(parts):
-        found[part, place[part]] = flat[part, np.minimum(select[part] + 1, flat.shape[1] - 1)]
-    return found[:, :-1].reshape(shape)
+    parts = np.arange(len(select))[:, None]
+    flat = tokens.reshape(len(select), -1)
+    size = shape[0] // len(select) * shape[1] if batch.row_of is None else flat.shape[1]
+    found = np.zeros((len(select), size + 1), np.int32)  # padding goes to the last place
+    found[parts, place] = flat[parts, np.minimum(select + 1, flat.shape[1] - 1)]
+    ids = found[:, :-1].reshape(len(select), -1, shape[1])
+    if batch.row_of is not None:
+        ids = ids[parts, _of_this_process(batch.row_of).reshape(len(select), -1)]
+    return ids.reshape(shape)
 
 
 def _of_this_process(array: Any) -> np.ndarray:

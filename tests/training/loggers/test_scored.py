@@ -40,21 +40,23 @@ def forked(number: int) -> Trajectory:
 
 def told(batch: MicroBatch) -> MicroBatch:
     """As if the learner had found 1/3 of the id for each token, in whatever layout."""
-    scores = np.zeros_like(batch.mask)
-    size = batch.mask.size // batch.shards
+    shape = batch.mask.shape if batch.row_of is None else batch.tokens.shape
+    scores = np.zeros((batch.shards, shape[0] // batch.shards, shape[1]), np.float32)
     for part in range(batch.shards):
-        flat, tokens = scores.reshape(batch.shards, -1)[part], batch.tokens.reshape(batch.shards, -1)[part]
-        carries = batch.place[part] < size
+        flat, tokens = scores[part].reshape(-1), batch.tokens.reshape(batch.shards, -1)[part]
+        carries = batch.place[part] < len(flat)
         flat[batch.place[part][carries]] = tokens[batch.select[part][carries] + 1] / np.float32(3)
-    return dataclasses.replace(batch, old_logprobs=scores)
+    if batch.row_of is not None:
+        scores = scores[np.arange(batch.shards)[:, None], batch.row_of.reshape(batch.shards, -1)]
+    return dataclasses.replace(batch, old_logprobs=scores.reshape(batch.mask.shape) * batch.mask)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("packed", [True, False])
-def test_every_score_finds_its_token(shards: int, packed: bool) -> None:
-    made = [forked(n) for n in range(5)]
+@pytest.mark.parametrize(("packed", "alike"), [(True, 1), (False, 1), (False, 3)])
+def test_every_score_finds_its_token(shards: int, packed: bool, alike: int) -> None:
+    made = [forked(n if alike == 1 else n % 2) for n in range(5)]
     rows = [row for n, one in enumerate(made) if n != 2 for row in sequences(one, 1.0, n)]  # 2 has no gradient
-    shapes = PackShapes(32, 2, 6) if packed else MicroShapes(64, (16, 32), (4,))
+    shapes = PackShapes(32, 2, 6) if packed else MicroShapes(64, (16, 32), (4,), sequences_per_row=alike)
     batches = policy_batches(rows, shapes, shards)
     found = own_logprobs(made, [told(batch) for batch in batches])
     assert sorted(found) == [0, 1, 3, 4]
