@@ -143,14 +143,14 @@ def demonstration_shapes(
     response_fractions: tuple[float, ...],
     shards: int = 1,
 ) -> PackShapes:
-    """Return packed rows of twice the longest demonstration; a batch of mean length fills whole micro-batches.
+    """Return packed rows of one to two longest demonstrations; a batch of mean length fills whole micro-batches.
 
     Args:
         micro_tokens: most tokens of a micro-batch on one batch shard, unless a demonstration has more.
         shards: batch shards of the mesh.
     """
     lengths = [len(row.tokens) for row in rows]
-    row_length = max(max(lengths), min(2 * max(lengths), micro_tokens))
+    row_length = max(max(lengths), min(2 * max(lengths), micro_tokens // 8))  # attention takes longer in long rows
     needed = _SPARE * batch_size * float(np.mean(lengths)) / shards
     micro = max(1, math.ceil(needed / max(micro_tokens, row_length)))
     count = min(math.ceil(needed / micro / row_length), max(1, micro_tokens // row_length))
