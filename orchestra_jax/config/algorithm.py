@@ -161,7 +161,7 @@ class AlgorithmConfig(Settings):
     row_widths: list[int] = several([128, 512, 2048], low=1)  # row widths to compile; limits.max_length is added
     response_fractions: list[float] = several([0.5], above=0, high=1)  # shares of sampled tokens to compile for
     prefix_widths: list[int] = several([128, 512, 2048], low=1)  # compiled widths of shared prompts
-    sequences_per_row: int = at_least(1, 1)  # above 1, rollouts of the same tokens share a row (not packed)
+    sequences_per_row: int = at_least(1, 1)  # unpacked: above 1, rollouts of the same tokens share a row
     packing: bool = False  # several sequences in a row; row_widths and prefix_widths are then unused
     row_length: int | None = at_least(None, 1)  # tokens of a packed row; null: rollout.limits.max_length
     row_sequences: int = at_least(64, 1)  # sequences that a packed micro-batch may hold
