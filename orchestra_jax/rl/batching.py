@@ -120,7 +120,7 @@ class MicroBatch:
         source: the pieces of rows whose sequences share beginnings (`models.attention.pieces`), else None.
         positions: position of each token in its sequence, without its shared prefix.
         select: index b * T + t of every position whose next token carries loss, padded with the part's last position.
-        place: index n * L + l of the next token in the loss layout (unpacked: b * L + l), padded with one past it.
+        place: index n * L + l of that next token in the loss layout (unpacked: b * L + l); padding is one past the end.
         row_of: the row of each sequence, in ascending order; None when packed.
         mask: 1.0 where the token was sampled and carries loss.
         rollout_logprobs: the engine's log-probs where sampled.
@@ -236,13 +236,13 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[Mi
         # Short prompts together: none is padded to a long one.
         for members in sorted(alike.values(), key=lambda members: members[0].prefix):
             prefix = members[0].tokens[: members[0].prefix]
-            for shared in (members[first : first + most] for first in range(0, len(members), most)):
-                full = len(part) == most_rows or sum(map(len, part)) + len(shared) > most
+            for sharing in (members[first : first + most] for first in range(0, len(members), most)):
+                full = len(part) == most_rows or sum(map(len, part)) + len(sharing) > most
                 if full or (prefix not in prefixes and len(prefixes) == most_prefixes):
                     batches += _cut(part, width, shapes)
                     part, prefixes = [], set()
                 prefixes.add(prefix)
-                part.append(shared)
+                part.append(sharing)
         batches += _cut(part, width, shapes)
     return batches
 
