@@ -192,48 +192,32 @@ async def test_a_provider_that_bills_more_than_the_worst_case_is_paid_so_for_wha
     await calls.close()
 
 
-@pytest.mark.parametrize("dear", [1.0, 3.0])
-async def test_calls_are_made_one_by_one_after_a_bill_that_was_too_high_until_one_fits(dear):
-    under_way, most, bills = 0, list[int](), iter([3.0, 3.0 * dear, *[1.0] * 20])
-    calls = PaidCalls(Limiter(4), replay=None, timeout_s=60.0, retries=0)
-
-    async def send() -> Recorded:
-        nonlocal under_way
-        under_way += 1
-        most.append(under_way)
-        for _ in range(100):  # turns of the event loop, so that all that may start does
-            await asyncio.sleep(0)
-        under_way -= 1
-        return Recorded("text", (replace(PAID, cost_usd=0.1 * next(bills)),))
-
-    await calls.call("chat", {}, WORST, send, budget=Budget())
-    await asyncio.gather(*(calls.call("chat", {}, WORST, send, budget=Budget()) for _ in range(20)))
-    alone = 2 if dear == 1.0 else 3  # the first call, and those after it until one fits
-    assert set(most[:alone]) == {1}
-    assert max(most[alone:]) == 4
-    await calls.close()
-
-
-async def test_an_answer_that_is_lost_says_nothing_about_the_next_bill():
-    """Calls still go one by one after it: no bill has fitted yet."""
-    under_way, most = 0, list[int]()
-    outcomes = iter([replace(PAID, cost_usd=0.3), None, *[PAID] * 20])
+@pytest.mark.parametrize(
+    ("bills", "alone"),
+    [([3.0, 3.0], 2), ([3.0, 9.0], 3), ([3.0, None], 4)],
+    ids=["as estimated", "again too high", "lost"],  # the last says nothing about the next bill
+)
+async def test_calls_are_made_one_by_one_after_a_bill_that_was_too_high_until_one_fits(bills, alone):
+    """`bills` are those of the first calls, in worst cases; None: the answer is lost. All later ones are of one."""
+    under_way, most, billed = 0, list[int](), iter([*bills, *[1.0] * 20])
     calls = PaidCalls(Limiter(4), replay=None, timeout_s=60.0, retries=0)
 
     async def send() -> Recorded | Lost:
         nonlocal under_way
         under_way += 1
         most.append(under_way)
-        for _ in range(100):
+        for _ in range(100):  # turns of the event loop, so that all that may start does
             await asyncio.sleep(0)
         under_way -= 1
-        row = next(outcomes)
-        return Recorded("text", (row,)) if row else Lost("It broke.")
+        bill = next(billed)
+        return Recorded("text", (replace(PAID, cost_usd=0.1 * bill),)) if bill else Lost("It broke.")
 
     await calls.call("chat", {}, WORST, send, budget=Budget())
     waiting = (calls.call("chat", {}, WORST, send, budget=Budget()) for _ in range(20))
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert (most[:4], max(most)) == ([1, 1, 1, 1], 4)
+    lost = [each for each in await asyncio.gather(*waiting, return_exceptions=True) if not isinstance(each, Recorded)]
+    assert len(lost) == bills.count(None)
+    assert set(most[:alone]) == {1}
+    assert max(most[alone:]) == 4
     await calls.close()
 
 
