@@ -100,6 +100,7 @@ async def test_the_canary_is_nowhere(monkeypatch, tmp_path, everything_logged):
         shown += [expert, client, slow, tavily, roles, budget.get_state(), budget.by_name(), *map(str, errors)]
         for one in (client, slow, gone, tavily):
             await one.close()
+    written = {f"open {path.name}": path.read_bytes().decode("latin-1") for path in tmp_path.iterdir()}
     record.close()
     records.export(tmp_path / "calls.db", tmp_path / "calls.jsonl")
 
@@ -107,8 +108,8 @@ async def test_the_canary_is_nowhere(monkeypatch, tmp_path, everything_logged):
     assert len(errors) == 9
     logged = "\n".join(f"{r.getMessage()} {r.args!r} {r.exc_text}" for r in everything_logged.records)
     assert "openai" in {record.name.partition(".")[0] for record in everything_logged.records}  # they do log
-    texts = {"logs": logged + everything_logged.text, "objects": repr(shown)}
+    texts = {"logs": logged + everything_logged.text, "objects": repr(shown), **written}
     texts |= {path.name: path.read_bytes().decode("latin-1") for path in tmp_path.iterdir()}
     texts |= {f"error {number}": all_text(error) for number, error in enumerate(errors)}
     assert {name for name, text in texts.items() if CANARY in text} == set()
-    assert {"calls.db", "calls.jsonl"} <= set(texts)
+    assert {"open calls.db-wal", "calls.db", "calls.jsonl"} <= set(texts)
