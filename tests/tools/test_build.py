@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.config.schema import BudgetConfig, ConfigError, RunConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
-from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.money.reservations import acquire
-from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.money.spent import bill
 from orchestra_jax.rollout import collector
 from orchestra_jax.rollout.chat import make_chat
@@ -31,7 +29,7 @@ from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.forecast import dry_run
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run
-from orchestra_jax.types import Trajectory, Usage
+from orchestra_jax.types import Trajectory
 from tests.tools.openai_stub import Bill
 from tests.tools.tokenizers import save_tokenizer
 from tests.tools.tool_servers import Outside, ScriptedPolicy, outside
@@ -362,23 +360,6 @@ def test_a_dry_run_tells_a_steps_cost(tmp_path: Path):
     assert f"${sum(each) / len(each):.2f} with experts at random" in told
     assert "(with algorithm.refill up to 3 times that); budget.run_usd=5 ends the run" in told
     assert dry_run(config(tmp_path), price_book(cfg).base) is None
-
-
-async def test_a_run_remembers_what_it_spent(tmp_path: Path):
-    money = RunBudget(BudgetConfig(run_usd=1.0), tmp_path)
-    row = Usage("big", cost_usd=0.75, prompt_tokens=3)
-    (await acquire(money.run, row)).settle(row)
-    money.close()
-    again = RunBudget(BudgetConfig(run_usd=1.0, step_calls=0), tmp_path)
-    assert again.summary() == {
-        "usd": 0.75, "tokens": 3, "calls": 1, "by_name": {"big": {"usd": 0.75, "tokens": 3, "calls": 1}},
-    }  # fmt: skip
-    with pytest.raises(BudgetExceeded) as refused:
-        await acquire(again.run, Usage("big", cost_usd=0.5))
-    assert refused.value.scope == "run"
-    with pytest.raises(BudgetExceeded) as refused:
-        await acquire(again.step(), Usage("big"))
-    assert refused.value.scope == "step"
 
 
 def untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:

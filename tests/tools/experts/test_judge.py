@@ -93,10 +93,6 @@ def turns(qwen, messages) -> list[tuple[str, str]]:
     return found
 
 
-def test_there_are_enough():
-    assert len(set(INJECTIONS)) >= 30
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["its tokenizer", "no tokenizer"])
 async def test_no_candidate_leaves_its_quotation(stub, make, qwen, data_dir, known):
     stub.reply = lambda body: '{"reason": "No.", "verdict": "incorrect"}'

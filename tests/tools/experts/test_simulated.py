@@ -44,12 +44,6 @@ def test_wrong_answers_come_from_all_distractors_but_never_the_right_one():
     assert {expert.answer(q, "1", "f", ["1", "2", "3"]) for q in QUESTIONS[:100]} == {"2", "3"}
 
 
-def test_call_charges_price_and_simulated_seconds():
-    result = FallibleExpert("a", {"f": 1.0}, price_usd=0.02, latency_s=7.0).call("q", "x", "f", ["y"])
-    assert (result.text, result.is_error) == ("x", False)
-    assert [(row.name, row.cost_usd, row.seconds) for row in result.usage] == [("a", 0.02, 7.0)]
-
-
 def test_errors():
     with pytest.raises(ValueError, match="no skill for 'g'"):
         FallibleExpert("a", {"f": 1.0}).knows("q", "g")

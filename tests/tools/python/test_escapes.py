@@ -114,11 +114,6 @@ def test_attack_is_contained(name: str, sandboxes: Mapping[bool, PythonSandbox],
     assert not os.path.exists(f"{host['$FOLDER']}/written")
 
 
-def test_there_are_enough_attacks():
-    assert len(ATTACKS) >= 25
-    assert set(HARMLESS) <= set(ATTACKS)
-
-
 @pytest.mark.parametrize("name", HARMLESS)
 def test_attack_gets_out_where_nothing_isolates(name: str, host: Mapping[str, str]):
     async def main() -> ToolResult:

@@ -131,31 +131,6 @@ async def test_many_clients_get_what_the_index_gives(kind: str, dense: Path, tmp
         await index.close()
 
 
-async def test_two_client_processes(dense: Path):
-    script = (
-        "import asyncio, sys\n"
-        "from orchestra_jax.tools.search.server import RemoteIndex\n"
-        "async def main():\n"
-        "    index = RemoteIndex(sys.argv[1])\n"
-        "    found = await asyncio.gather(*(index.search(f'street{i}', 1) for i in range(100)))\n"
-        "    await index.close()\n"
-        "    print(sum(hits[0].passage.title == f'City {i}' for i, hits in enumerate(found)))\n"
-        "asyncio.run(main())\n"
-    )
-    index = open_index(dense)
-    right = [(await index.search(f"street{i}", 1))[0].passage.title == f"City {i}" for i in range(100)]
-    assert sum(right) > 90
-    await index.close()
-    async with here(dense) as url:
-        jobs = [
-            await asyncio.create_subprocess_exec(sys.executable, "-c", script, url, stdout=subprocess.PIPE)
-            for _ in range(2)
-        ]
-        for job in jobs:
-            out, _ = await asyncio.wait_for(job.communicate(), WAIT_S)
-            assert int(out) == sum(right)
-
-
 async def test_bad_requests_are_refused_with_a_sentence_and_not_repeated(dense: Path):
     async with here(dense) as url, aiohttp.ClientSession() as session:
         for body, said in [
