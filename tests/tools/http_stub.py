@@ -1,10 +1,10 @@
-"""A real HTTP server on 127.0.0.1 for tests: requests go to a handler, in the test's own event loop."""
+"""Real HTTP servers on 127.0.0.1 for tests, in the test's own event loop."""
 
 import functools
 import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
+async def hosting(app: web.Application) -> AsyncIterator[str]:
+    """The URL of a server of this application."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def serving(handler: Handler) -> AbstractAsyncContextManager[str]:
     """The URL of a server that gives every request to `handler`."""
     app = web.Application(client_max_size=2**26)
 
@@ -22,14 +33,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         return await handler(request)
 
     app.router.add_route("*", "/{path:.*}", route)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    return hosting(app)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from orchestra_jax.money.prices import Price, PriceList
+from tests.tools.http_stub import hosting
 
 PRICES = PriceList(
     "stub",
@@ -80,13 +81,9 @@ class StubOpenAI:
         self.formats = True
         self.gate = asyncio.Event()  # requests wait here after they were billed
         self.gate.set()
-        self.active = self.most = self.port = 0
+        self.active = self.most = 0
         self.on_bill: Callable[[Bill], None] = lambda bill: None
-        self._runner: web.AppRunner | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        self.url = ""
 
     def says(self, *replies: str) -> None:
         """Give these replies in turn, the last of them from then on."""
@@ -96,15 +93,12 @@ class StubOpenAI:
     async def __aenter__(self) -> "StubOpenAI":
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._complete)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=4096).start()
-        self.port = self._runner.addresses[0][1]
+        self._server = hosting(app)
+        self.url = f"{await self._server.__aenter__()}/v1"
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
+        await self._server.__aexit__(None, None, None)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.times.append(time.monotonic())

@@ -2,14 +2,17 @@
 
 import asyncio
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+
+pytest.importorskip("aiohttp")
 
 from orchestra_jax.tools.python import server as sandbox_server
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult
+from tests.tools.http_stub import hosting
 
-web = pytest.importorskip("aiohttp.web")
 JSON, KEY = "Content-Type: application/json\r\n", "Authorization: Bearer secret\r\n"
 
 
@@ -58,17 +61,13 @@ REQUESTS = {
 
 async def test_malformed_requests_get_a_sentence(monkeypatch, caplog):
     monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
-
-    runner = web.AppRunner(sandbox_server.application(Echo()))  # type: ignore[arg-type]
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
     answers = {}
-    for name, (data, _) in REQUESTS.items():
-        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
-        writer.write(data)
-        answers[name] = await reader.read()
-        writer.close()
-    await runner.cleanup()
+    async with hosting(sandbox_server.application(Echo())) as url:  # type: ignore[arg-type]
+        for name, (data, _) in REQUESTS.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+            writer.write(data)
+            answers[name] = await reader.read()
+            writer.close()
     assert not [record for record in caplog.records if record.exc_info]
     found = {name: int(answer.split(b" ", 2)[1]) for name, answer in answers.items()}
     assert found == {name: status for name, (_, status) in REQUESTS.items()}
@@ -99,26 +98,21 @@ def test_an_answer_that_is_none_is_not_an_observation(answer: Any, monkeypatch):
 async def test_remote_sandbox(monkeypatch):
     """Real HTTP: an executor and a server with a key, and what an executor says of a server that refuses or is away."""
     monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
-
     python = PythonSandbox(workers=1)
-    runner = web.AppRunner(sandbox_server.application(python))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    remote = sandbox_server.RemoteSandbox(f"http://{host}:{port}")
-    results = await asyncio.gather(*(remote.run(code) for code in ("6 * 7", "1 / 0", "'é' * 3")))
-    assert [result.text for result in results] == ["42", "ZeroDivisionError: division by zero", "'ééé'"]
-    assert [result.is_error for result in results] == [False, True, False]
-    assert results[0].usage[0].seconds > 0
-    monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "wrong")
-    with pytest.raises(InfrastructureError, match="status 401") as failure:
-        await remote.run("1")
-    assert "wrong" not in str(failure.value)
-    monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
-    python.close()
-    with pytest.raises(InfrastructureError, match=r"status 503.*closed"):
-        await remote.run("1")
-    await runner.cleanup()
+    async with hosting(sandbox_server.application(python)) as url:
+        remote = sandbox_server.RemoteSandbox(url)
+        results = await asyncio.gather(*(remote.run(code) for code in ("6 * 7", "1 / 0", "'é' * 3")))
+        assert [result.text for result in results] == ["42", "ZeroDivisionError: division by zero", "'ééé'"]
+        assert [result.is_error for result in results] == [False, True, False]
+        assert results[0].usage[0].seconds > 0
+        monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "wrong")
+        with pytest.raises(InfrastructureError, match="status 401") as failure:
+            await remote.run("1")
+        assert "wrong" not in str(failure.value)
+        monkeypatch.setenv(sandbox_server.KEY_VARIABLE, "secret")
+        python.close()
+        with pytest.raises(InfrastructureError, match=r"status 503.*closed"):
+            await remote.run("1")
     with pytest.raises(InfrastructureError, match="cannot be reached"):
         await remote.run("1")
     remote.close()
