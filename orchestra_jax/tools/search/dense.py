@@ -114,7 +114,6 @@ class DenseIndex(BatchIndex):
         embedder: EndpointEmbedder | None = None,
         *,
         embedder_url: str | None = None,
-        memory_map: bool = True,
         probes: int | None = None,
         ef_search: int | None = None,
     ) -> "DenseIndex":
@@ -125,7 +124,6 @@ class DenseIndex(BatchIndex):
             embedder: for queries; None: the one it was built with, from the settings in the index; of a pair
                 FOREIGN_MODEL.
             embedder_url: where that one's server is now, None for where it was; a pair does not say.
-            memory_map: see `read_index`.
             probes, ef_search: see `tune`.
 
         Raises:
@@ -135,7 +133,7 @@ class DenseIndex(BatchIndex):
         """
         path = Path(directory)
         if pair := pair_of(path):
-            return _foreign(*pair, embedder, embedder_url, memory_map, (probes, ef_search))
+            return _foreign(*pair, embedder, embedder_url, (probes, ef_search))
         if not (path / MANIFEST).is_file():
             begun = path.with_name(f"{path.name}.partial").is_dir()
             fix = "its build was not finished: run that again" if begun else "build one with experiments/index.py"
@@ -156,7 +154,7 @@ class DenseIndex(BatchIndex):
                 f"the same embedder, or build it again."
             )
         passages = PassageFile(path / "passages.jsonl", path / "offsets.npy")
-        index = _opened(path / "index.faiss", passages, memory_map, (probes, ef_search))
+        index = _opened(path / "index.faiss", passages, (probes, ef_search))
         return cls(passages, index, embedder, manifest["kind"])
 
 
@@ -165,7 +163,6 @@ def _foreign(
     passages: Path,
     embedder: EndpointEmbedder | None,
     url: str | None,
-    memory_map: bool,
     thoroughness: tuple[int | None, int | None],
 ) -> DenseIndex:
     """Open a pair of foreign files, see `DenseIndex.load`."""
@@ -175,14 +172,14 @@ def _foreign(
             f"{FOREIGN_MODEL} (docs/search.md)."
         )
     texts = PassageFile(passages, line_offsets(passages))
-    opened = _opened(index, texts, memory_map, thoroughness)
+    opened = _opened(index, texts, thoroughness)
     # A Matryoshka model serves shorter vectors too.
     return DenseIndex(texts, opened, embedder or EndpointEmbedder(str(url), FOREIGN_MODEL, dim=opened.d), index.name)
 
 
-def _opened(path: Path, passages: PassageFile, memory_map: bool, thoroughness: tuple[int | None, int | None]) -> Any:
+def _opened(path: Path, passages: PassageFile, thoroughness: tuple[int | None, int | None]) -> Any:
     """Return the FAISS index of these passages; raise ValueError: it is of other ones, or of another measure."""
-    index = read_index(path, memory_map)
+    index = read_index(path)
     if index.ntotal != len(passages):
         raise ValueError(
             f"{str(path)!r} holds {index.ntotal} vectors for {len(passages)} passages; build it again, or fetch both "
@@ -220,12 +217,11 @@ def line_offsets(passages: Path) -> Path:
     return path
 
 
-def read_index(path: str | Path, memory_map: bool = True) -> Any:
-    """Read a FAISS index from its file; memory-mapped, its vectors stay on disk until they are read."""
+def read_index(path: str | Path) -> Any:
+    """Open a FAISS index, memory-mapped: its vectors stay on disk until they are read."""
     faiss = require_faiss()
     # The older IO_FLAG_MMAP maps the lists of IVF only.
-    flags = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP) if memory_map else 0
-    return faiss.read_index(str(path), flags)
+    return faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP))
 
 
 def tune(index: Any, probes: int | None = None, ef_search: int | None = None) -> None:
