@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import bm25s
 
 NO_RESULTS = "no results"
+_LINE_CHARS = 500
 _WORDS = re.compile(r"\w+")
 
 
@@ -72,17 +73,17 @@ class LocalIndex:
         best = matches[np.argsort(-scores[matches], kind="stable")[:k]]
         return [Hit(self.passages[index], float(scores[index])) for index in best]
 
-    def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
-        """Return the observation of a search: a "title: text" line per hit, cut at `max_chars`, or "no results"."""
-        return render(self.search(query, k), max_chars)
+    def answer(self, query: str, k: int = 3) -> str:
+        """Return the observation of a search: a "title: text" line per hit, cut at 500 characters, or "no results"."""
+        return render(self.search(query, k))
 
 
-def render(hits: Iterable[Hit], max_chars: int) -> str:
-    """Return one "title: text" line per hit, each cut at `max_chars`, or "no results"."""
+def render(hits: Iterable[Hit]) -> str:
+    """Return the observation of a search, see `LocalIndex.answer`."""
     lines = []
     for hit in hits:
         line = f"{hit.passage.title}: {hit.passage.text}" if hit.passage.title else hit.passage.text
-        lines.append(line if len(line) <= max_chars else line[:max_chars] + "...")
+        lines.append(line if len(line) <= _LINE_CHARS else line[:_LINE_CHARS] + "...")
     return "\n".join(lines) or NO_RESULTS
 
 

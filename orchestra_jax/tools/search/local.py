@@ -46,9 +46,9 @@ class BatchIndex(ABC):
         """Return the at most `k` best passages, best first; raise as `search_batch` does."""
         return (await self.search_batch([query], k))[0]
 
-    async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
+    async def answer(self, query: str, k: int = 3) -> str:
         """Return the observation of a search, as `LocalIndex.answer` does."""
-        return render(await self.search(query, k), max_chars)
+        return render(await self.search(query, k))
 
 
 def search_handler(index: LocalIndex | BatchIndex, k: int = 3) -> ToolHandler:

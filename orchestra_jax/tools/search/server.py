@@ -28,6 +28,7 @@ from orchestra_jax.types import InfrastructureError
 
 MAX_TOPK = 1000
 MAX_QUERIES = 1000
+_MAX_BATCH = 256  # queries of different requests that are searched together
 _MAX_BODY = 16 * 2**20
 _PARALLEL = 2  # searches at a time, so that one can embed while another computes
 _GRACE_S = 30.0  # for requests under way when the server is told to stop
@@ -52,7 +53,6 @@ class RetrievalServer:
     Args:
         index: BM25 or dense; a dense one is closed with the server.
         host, port: where to listen; port 0 takes a free one.
-        max_batch: queries of different requests that are searched together.
         content: what tells the collection from others, see `local.content_of`; clients record answers under it.
 
     Attributes:
@@ -65,11 +65,10 @@ class RetrievalServer:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
-        max_batch: int = 256,
         content: str = "",
     ) -> None:
         self.url, self._content = "", content
-        self._index, self._host, self._port, self._max_batch = index, host, port, max_batch
+        self._index, self._host, self._port = index, host, port
         self._queue: asyncio.Queue[_Request] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
         self._runner: Any = None
@@ -126,7 +125,7 @@ class RetrievalServer:
     async def _work(self) -> None:
         while True:
             jobs = [await self._queue.get()]
-            while not self._queue.empty() and sum(len(job.queries) for job in jobs) < self._max_batch:
+            while not self._queue.empty() and sum(len(job.queries) for job in jobs) < _MAX_BATCH:
                 jobs.append(self._queue.get_nowait())
             jobs = [job for job in jobs if not job.answer.done()]  # the client has gone
             queries = [query for job in jobs for query in job.queries]

@@ -51,7 +51,7 @@ _HINTS = dict.fromkeys((401, 403), "; check its key") | dict.fromkeys((432, 433)
 _SHOWN = 300  # characters of a service's own error text
 _AT_ONCE = 8  # requests
 _RESULTS = 5  # pages of a search
-_PAGE_CHARS = 8000  # that the policy sees of an extracted page
+_RESULT_CHARS, _PAGE_CHARS = 1000, 8000  # that the policy sees of each result, and of an extracted page
 _SITE = "https://en.wikipedia.org"
 _WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
 
@@ -66,7 +66,6 @@ class WebClient(ABC):
         prices: price list with entries for both tools.
         url: address of the API.
         replay: the record; None: calls are neither recorded nor replayed.
-        max_chars: characters that the policy sees of each result.
         timeout_s, retries, backoff_s: see `PaidCalls`.
 
     Raises:
@@ -83,7 +82,6 @@ class WebClient(ABC):
         url: str,
         *,
         replay: Replay | None = None,
-        max_chars: int = 1000,
         timeout_s: float = 30.0,
         retries: int = 3,
         backoff_s: float = 0.5,
@@ -92,7 +90,7 @@ class WebClient(ABC):
             raise ValueError(f"The address {url!r} of {self.provider} is no URL; write it like {TAVILY_URL}.")
         for tool in (SEARCH_TOOL, EXTRACT_TOOL):
             prices.cost(tool.name)
-        self._prices, self._url, self._timeout_s, self._max_chars = prices, url.rstrip("/"), timeout_s, max_chars
+        self._prices, self._url, self._timeout_s = prices, url.rstrip("/"), timeout_s
         self._calls = PaidCalls(
             Limiter(_AT_ONCE),
             replay=replay,
@@ -183,7 +181,7 @@ class WebClient(ABC):
             return self._said(found)
         try:
             parts = [
-                f"[{number}] {result['title']}\n{result['url']}\n{_short(result['content'], self._max_chars)}"
+                f"[{number}] {result['title']}\n{result['url']}\n{_short(result['content'], _RESULT_CHARS)}"
                 for number, result in enumerate(found.value, 1)
             ]
         except (LookupError, TypeError, AttributeError):

@@ -72,8 +72,8 @@ async def test_searches_and_answers(source: Path, tmp_path: Path):
     assert await index.search("  ") == []
     assert await index.answer("") == NO_RESULTS
     assert len(await index.search("river", 5000)) == 2000
-    (first, _) = (await index.answer("town77 violin", 2, max_chars=12)).splitlines()
-    assert first == "Place 77: gl..."
+    (first, _) = (await index.answer("town77 violin", 2)).splitlines()
+    assert first.startswith("Place 77: gl")
     assert (await search_handler(index, 1)({"query": "town5"}, Budget())).text.startswith("Place 5:")
     with pytest.raises(ValueError, match="at least 1"):
         await index.search("x", 0)

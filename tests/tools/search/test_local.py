@@ -47,8 +47,8 @@ def test_no_match_and_empty_queries(index: LocalIndex):
 
 
 def test_answer_cuts_long_passages():
-    text = LocalIndex.build([Passage("T", "word " * 100)]).answer("word", max_chars=20)
-    assert text == "T: word word word wo..."
+    text = LocalIndex.build([Passage("T", "word " * 200)]).answer("word")
+    assert text == f"T: {'word ' * 200}"[:500] + "..."
     assert LocalIndex.build([Passage("", "alone")]).answer("alone") == "alone"
 
 
@@ -81,8 +81,8 @@ def test_saving_again_replaces_and_never_mixes(index: LocalIndex, tmp_path: Path
 
 async def test_handler_takes_an_index_that_is_awaited_or_not(index: LocalIndex):
     class Awaited:
-        async def answer(self, query: str, k: int = 3, max_chars: int = 500) -> str:
-            return index.answer(query, k, max_chars)
+        async def answer(self, query: str, k: int = 3) -> str:
+            return index.answer(query, k)
 
     for each in (index, Awaited()):
         result = await search_handler(each, 1)({"query": "capital of Italy"}, Budget())

@@ -236,7 +236,7 @@ async def test_concurrent_queries_are_searched_together(source: Path, tmp_path: 
     stub = EmbeddingStub()
     async with serving(stub) as endpoint:
         index = await dense_build.build(source, tmp_path / "index", EndpointEmbedder(endpoint, "m"))
-        server = RetrievalServer(index, max_batch=64)
+        server = RetrievalServer(index)
         await server.start()
         client = RemoteIndex(server.url)
         asked = len(stub.bodies)

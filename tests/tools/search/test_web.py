@@ -60,7 +60,7 @@ class StubWeb:
     def _tavily_search(self, fields: dict[str, Any]) -> dict[str, Any]:
         self.billed += 0.01
         results = [
-            {"title": "Oslo", "url": "https://o.no", "content": "Oslo is the capital. " * 3, "score": 0.9,
+            {"title": "Oslo", "url": "https://o.no", "content": "Oslo is the capital. " * 60, "score": 0.9,
              "raw_content": None},
             {"title": "Norway", "url": "https://n.no", "content": "A country.", "score": 0.8, "raw_content": None},
         ]  # fmt: skip
@@ -106,7 +106,7 @@ async def stub(monkeypatch):
 
 @pytest.fixture
 async def tavily(stub):
-    tool = TavilySearch(PRICES, url=stub.url, backoff_s=0.001, max_chars=30)
+    tool = TavilySearch(PRICES, url=stub.url, backoff_s=0.001)
     yield tool
     await tool.close()
 
@@ -132,7 +132,7 @@ async def test_tavily_search(stub, tavily):
     budget = Budget()
     result = await tavily.search(QUERY, budget)
     assert result.text == (
-        "[1] Oslo\nhttps://o.no\nOslo is the capital. Oslo is t...\n\n[2] Norway\nhttps://n.no\nA country."
+        f"[1] Oslo\nhttps://o.no\n{('Oslo is the capital. ' * 60)[:1000]}...\n\n[2] Norway\nhttps://n.no\nA country."
     )
     (row,) = result.usage
     assert (row.name, row.cost_usd, row.price_list) == ("web_search", 0.01, "p")
