@@ -152,12 +152,9 @@ def _simulated(cfg: WorldConfig, answers: Sequence[str] = ()) -> Sequence[Entry]
     """Return the entries of tools.simulated, which cost nothing; raise ValueError: one of them cannot be offered."""
     if not cfg.tools.simulated:
         return []
-    from orchestra_jax.tools.experts.simulated_tool import SimulatedTool, experts_from_config
+    from orchestra_jax.tools.experts.simulated_tool import SimulatedTool, simulated_experts
 
-    tools = [
-        SimulatedTool(expert, answers)
-        for expert in experts_from_config({"seed": cfg.env.seed, "experts": cfg.tools.simulated})
-    ]
+    tools = [SimulatedTool(expert, answers) for expert in simulated_experts(cfg.tools.simulated, cfg.env.seed)]
     for tool in tools:
         check_spec(tool.spec)
     return [Entry(tool.spec, _without_task, for_task=tool.handler) for tool in tools]

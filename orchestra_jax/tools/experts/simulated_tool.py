@@ -123,24 +123,22 @@ class SimulatedTool:
         return handle
 
 
-def experts_from_config(config: Mapping[str, Any]) -> list[FallibleExpert]:
-    """Read experts of {seed: 0, experts: {name: {skill: {family: 0.9, "*": 0.5}, price_usd: 0.01, ...}}}.
+def simulated_experts(config: Mapping[str, Mapping[str, Any]], seed: int) -> list[FallibleExpert]:
+    """Read experts of {name: {skill: {family: 0.9, "*": 0.5}, price_usd: 0.01, ...}}; `seed` for those without one.
 
     Raises:
         ValueError: an unknown key, no skill, or a value out of its range.
     """
-    if "experts" not in config or set(config) - {"seed", "experts"}:
-        raise ValueError(f"A set of simulated experts has the keys experts and seed, not {sorted(config)}.")
     known = {field.name for field in fields(FallibleExpert)} - {"name"}
     experts = []
-    for name, given in config["experts"].items():
+    for name, given in config.items():
         if unknown := sorted(set(given) - known):
             raise ValueError(
                 f"Simulated expert {name!r} has the unknown key {unknown[0]!r}; known are {sorted(known)}."
             )
         if not given.get("skill"):
             raise ValueError(f"Simulated expert {name!r} has no skill; give skill: {{'*': 0.5}}.")
-        experts.append(FallibleExpert(name, **{"seed": config.get("seed", 0), **given}))
+        experts.append(FallibleExpert(name, **{"seed": seed, **given}))
     return experts
 
 

@@ -7,7 +7,7 @@ import pytest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.answers import matches
 from orchestra_jax.tools.executor import ToolExecutor
-from orchestra_jax.tools.experts.simulated_tool import FallibleExpert, SimulatedTool, experts_from_config, near_numbers
+from orchestra_jax.tools.experts.simulated_tool import FallibleExpert, SimulatedTool, near_numbers, simulated_experts
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall
 
@@ -147,28 +147,23 @@ def test_near_numbers_are_wrong(right):
     assert near_numbers("Lake Victoria") == []
 
 
-def test_a_set_from_a_config():
-    config = {
-        "seed": 5,
-        "experts": {
-            "small": {"skill": {"maths": 0.9, "*": 0.25}, "price_usd": 0.01, "failure_rate": 0.1},
-            "large": {"skill": {"*": 0.9}, "seed": 6, "description": "A large model."},
-        },
+def test_experts_of_a_config():
+    given = {
+        "small": {"skill": {"maths": 0.9, "*": 0.25}, "price_usd": 0.01, "failure_rate": 0.1},
+        "large": {"skill": {"*": 0.9}, "seed": 6, "description": "A large model."},
     }
-    small, large = experts_from_config(config)
+    small, large = simulated_experts(given, seed=5)
     assert small == FallibleExpert("small", {"maths": 0.9, "*": 0.25}, price_usd=0.01, seed=5, failure_rate=0.1)
     assert large.seed == 6
     assert SimulatedTool(small).spec.description == "Answers questions. Right answers: 90% in maths, 25% elsewhere."
     assert SimulatedTool(large).spec.description == "A large model."
     for bad, message in (
-        ({}, "keys experts"),
-        ({"experts": {}, "sede": 1}, "keys experts"),
-        ({"experts": {"a": {"skill": {"*": 1}, "price": 1}}}, "unknown key 'price'"),
-        ({"experts": {"a": {"price_usd": 1}}}, "no skill"),
-        ({"experts": {"a": {"skill": {"*": 2}}}}, "within"),
+        ({"skill": {"*": 1}, "price": 1}, "unknown key 'price'"),
+        ({"price_usd": 1}, "no skill"),
+        ({"skill": {"*": 2}}, "within"),
     ):
         with pytest.raises(ValueError, match=message):
-            experts_from_config(bad)
+            simulated_experts({"a": bad}, seed=0)
 
 
 GOLDEN = [False, False, True, True, True, False, True, False, True, True, False, False]
