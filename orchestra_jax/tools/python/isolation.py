@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,8 @@ class Launch:
     Attributes:
         process: the outermost process; when it is killed, all inside are.
         connection: blocking socket; the first message names the isolation, see `worker.py`.
+        stop: kills the processes and removes what they left; more than once is harmless. It is called with this object
+            or at the end of the program too.
     """
 
     def __init__(
@@ -82,12 +85,12 @@ class Launch:
         program: IsolatedScript = SNIPPETS,
         kind: socket.SocketKind = socket.SOCK_SEQPACKET,
     ) -> None:
-        self._workspaces: TemporaryFolder | None = None
+        workspaces: TemporaryFolder | None = None
         if isolation == "none":
             from orchestra_jax.io import temporary
 
-            self._workspaces = temporary.TemporaryFolder(Path(tempfile.gettempdir()), "orchestra-python-")
-        directory = self._workspaces and str(self._workspaces.path)
+            workspaces = temporary.TemporaryFolder(Path(tempfile.gettempdir()), "orchestra-python-")
+        directory = workspaces and str(workspaces.path)
         config = {**limits, "libraries": sorted(libraries), "isolation": isolation, "directory": directory}
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, kind)
         try:
@@ -102,21 +105,18 @@ class Launch:
             )
         except OSError:
             self.connection.close()
-            self._remove()
             raise
         finally:
             theirs.close()
+        self.stop = weakref.finalize(self, _stop, self.connection, self.process, workspaces)
 
-    def stop(self) -> None:
-        """Kill the processes and remove what they left; may be called twice."""
-        self.connection.close()
-        self.process.kill()
-        self.process.wait()
-        self._remove()
 
-    def _remove(self) -> None:
-        if self._workspaces is not None:
-            self._workspaces.remove()
+def _stop(connection: socket.socket, process: subprocess.Popen[bytes], workspaces: "TemporaryFolder | None") -> None:
+    connection.close()
+    process.kill()
+    process.wait()
+    if workspaces is not None:
+        workspaces.remove()
 
 
 def choose(wanted: str) -> str:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -153,7 +152,6 @@ class _Worker:
         self.isolation: tuple[str, ...] = ()
         self.libraries = libraries
         self._kind, self._limits = isolation, limits
-        self._clean: weakref.finalize[..., "_Worker"] | None = None
         self._pending: asyncio.Task[tuple[dict[str, Any], bytes]] | None = None
 
     async def request(self, code: bytes) -> tuple[dict[str, Any], bytes]:
@@ -196,8 +194,6 @@ class _Worker:
         except OSError as error:
             raise InfrastructureError(f"The sandbox worker did not start: {error}.") from error
         self.launch.connection.setblocking(False)
-        # Runs in stop(), else when the sandbox is garbage, else when the interpreter exits.
-        self._clean = weakref.finalize(self, self.launch.stop)
         hello = await self._receive(START_S)
         if "refused" in hello:
             raise InfrastructureError(f"The sandbox worker could not isolate itself: {hello['refused']}.")
@@ -208,9 +204,9 @@ class _Worker:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.cancel()
-        if self._clean is not None:
-            self._clean()
-        self.launch = self._clean = None
+        if self.launch is not None:
+            self.launch.stop()
+        self.launch = None
 
     async def _receive(self, limit_s: float) -> dict[str, Any]:
         """Receive one message."""

@@ -5,7 +5,6 @@ import signal
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -145,7 +144,6 @@ class _Process:
 
     def __init__(self) -> None:
         self.launch: Launch | None = None
-        self._clean: weakref.finalize[..., _Process] | None = None
         self._rest = b""
 
     def start(
@@ -166,7 +164,6 @@ class _Process:
             self.launch = Launch(isolation, options, program=program, kind=socket.SOCK_STREAM)
         except OSError as error:
             raise InfrastructureError(f"The worker of a world did not start: {error}.") from error
-        self._clean = weakref.finalize(self, self.launch.stop)  # also when the interpreter exits
         hello = self._receive(START_S)
         if "refused" in hello:
             raise InfrastructureError(f"The worker of a world could not isolate itself: {hello['refused']}.")
@@ -185,9 +182,9 @@ class _Process:
 
     def stop(self) -> None:
         """Kill the process; may be called twice."""
-        if self._clean is not None:
-            self._clean()
-        self.launch = self._clean = None
+        if self.launch is not None:
+            self.launch.stop()
+        self.launch = None
 
     def _exchange(self, line: bytes, limit_s: float) -> dict[str, Any]:
         assert self.launch is not None
