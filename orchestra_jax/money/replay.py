@@ -51,7 +51,6 @@ class Replay:
 
     Attributes:
         mode: see above.
-        replayed, recorded: calls answered from the file, and calls kept, so far.
     """
 
     def __init__(self, path: str | Path | None, mode: str = "off") -> None:
@@ -66,7 +65,6 @@ class Replay:
         if mode != "off" and path is None:
             raise ValueError(f"Replay mode {mode!r} needs the path of a file.")
         self.mode = mode
-        self.replayed = self.recorded = 0
         self._flights: dict[str, asyncio.Task[Recorded]] = {}  # calls under way by key
         self._reader: sqlite3.Connection | None = None
         self._writer: Writer | None = None
@@ -107,7 +105,6 @@ class Replay:
         name = key(kind, request)
         if self.mode != "record":
             if (found := self._find(name)) is not None:
-                self.replayed += 1
                 return found
             if self.mode == "replay":
                 short = CANONICAL.encode(request)
@@ -136,7 +133,6 @@ class Replay:
         """Record an answer that cost nothing before the run has an event loop; raise OSError: it cannot be kept."""
         if self._writer is not None:
             self._writer.put(row_of(kind, request, encode(recorded))).result()
-            self.recorded += 1
 
     async def drain(self, patience_s: float = CLOSE_S) -> None:
         """Wait until the calls under way are kept whose callers have left; nothing may make calls any more."""
@@ -187,8 +183,6 @@ class Replay:
             with contextlib.suppress(OSError):  # in memory at least
                 self._unsaved.add(row)
             _log.warning("%s: what was paid is kept in %s.", error, self._unsaved.file or "memory")
-        else:
-            self.recorded += 1
 
     async def _catch_up(self) -> None:
         """Write what waits; raise ReplayBroken: the file still does not take it."""
@@ -200,7 +194,6 @@ class Replay:
             await asyncio.gather(*(asyncio.wrap_future(self._writer.put(row)) for row in waiting))
         except OSError as error:
             raise ReplayBroken(f"{error}: make room, or end what locks the file.{kept_in(self._path)}") from None
-        self.recorded += len(waiting)
         self._unsaved.saved()
 
     def _landed(self, name: str, task: "asyncio.Task[Recorded]") -> None:
