@@ -1,15 +1,18 @@
-"""Real HTTP servers on 127.0.0.1 for tests, in the test's own event loop."""
+"""Real HTTP servers on 127.0.0.1 for tests, in the test's own event loop or a thread."""
 
 import functools
 import hashlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 from aiohttp import web
 
+from orchestra_jax.io.event_loop import LoopThread
+
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -34,6 +37,17 @@ def serving(handler: Handler) -> AbstractAsyncContextManager[str]:
 
     app.router.add_route("*", "/{path:.*}", route)
     return hosting(app)
+
+
+@contextmanager
+def in_thread(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Start a server in an event loop of its own."""
+    with LoopThread() as loop:
+        started = loop.run(server.__aenter__())
+        try:
+            yield started
+        finally:
+            loop.run(server.__aexit__(None, None, None))
 
 
 @functools.cache

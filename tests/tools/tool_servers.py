@@ -12,13 +12,12 @@ from aiohttp import web
 
 from orchestra_jax.engines.base import Generation
 from orchestra_jax.envs.qa import demonstrations
-from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.rollout.speakers import Opening, TokenSpeaker
 from orchestra_jax.tools.experts.judge import JUDGE_SYSTEM
 from orchestra_jax.tools.experts.roles import ROLES
 from orchestra_jax.types import ToolCall, ToolResult
-from tests.tools.http_stub import serving
+from tests.tools.http_stub import in_thread, serving
 from tests.tools.openai_stub import StubOpenAI
 
 
@@ -35,11 +34,6 @@ def reply(body: dict[str, Any]) -> str:
     return rf"Thinking it over. \boxed{{{41 + odd}}}"
 
 
-async def _tavily(request: web.Request) -> web.StreamResponse:
-    query = (await request.json())["query"]
-    return web.json_response({"results": [{"title": "Norway", "url": "http://n", "content": f"About {query}: 42."}]})
-
-
 class Outside:
     """The two servers; `searches` are the searches."""
 
@@ -48,30 +42,19 @@ class Outside:
         self.experts.reply = reply
         self.web_url, self.searches = "", 0
 
-    async def _start(self) -> None:
-        async def search(request: web.Request) -> web.StreamResponse:
-            self.searches += 1
-            return await _tavily(request)
-
-        self._web = serving(search)
-        self.web_url = await self._web.__aenter__()
-        await self.experts.__aenter__()
-
-    async def _stop(self) -> None:
-        await self.experts.__aexit__()
-        await self._web.__aexit__(None, None, None)
+    async def search(self, request: web.Request) -> web.StreamResponse:
+        self.searches += 1
+        query = (await request.json())["query"]
+        results = [{"title": "Norway", "url": "http://n", "content": f"About {query}: 42."}]
+        return web.json_response({"results": results})
 
 
 @contextmanager
 def outside() -> Iterator[Outside]:
-    """Both servers in a loop of their own."""
-    with LoopThread() as loop:
-        world = Outside()
-        loop.run(world._start())
-        try:
-            yield world
-        finally:
-            loop.run(world._stop())
+    """Both servers, started."""
+    world = Outside()
+    with in_thread(world.experts), in_thread(serving(world.search)) as world.web_url:
+        yield world
 
 
 class ScriptedPolicy(TokenSpeaker):

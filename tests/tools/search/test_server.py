@@ -16,7 +16,6 @@ from aiohttp import web
 
 pytest.importorskip("faiss")
 
-from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.search import dense_build
 from orchestra_jax.tools.search.bm25 import NO_RESULTS, Hit, LocalIndex, Passage
@@ -25,7 +24,7 @@ from orchestra_jax.tools.search.embeddings import EndpointEmbedder
 from orchestra_jax.tools.search.local import save_index, search_handler
 from orchestra_jax.tools.search.server import MAX_TOPK, RemoteIndex, RetrievalServer, main, open_index
 from orchestra_jax.types import InfrastructureError
-from tests.tools.http_stub import EmbeddingStub, serving
+from tests.tools.http_stub import EmbeddingStub, in_thread, serving
 
 WORDS = "oslo rome bergen paris lima quito cairo tunis delhi hanoi".split()
 PASSAGES = [Passage(f"City {i}", f"{WORDS[i % 10]} street{i} é") for i in range(200)]
@@ -42,13 +41,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dense(source: Path) -> Iterator[Path]:
     """A dense index, whose embedding server runs in a thread of its own as long as the tests do."""
-    with LoopThread() as loop:
-        server = serving(EmbeddingStub(128))
-        url = loop.run(server.__aenter__())
-        index = loop.run(dense_build.build(source, source.parent / "dense", EndpointEmbedder(url, "m")))
-        loop.run(index.close())
+
+    async def build(url: str) -> None:
+        index = await dense_build.build(source, source.parent / "dense", EndpointEmbedder(url, "m"))
+        await index.close()
+
+    with in_thread(serving(EmbeddingStub(128))) as url:
+        asyncio.run(build(url))
         yield source.parent / "dense"
-        loop.run(server.__aexit__(None, None, None))
 
 
 @asynccontextmanager
