@@ -18,13 +18,24 @@ __all__ = ["policy"]  # a fixture
 FAKE = Path(__file__).with_name("fake_slurm.py")
 
 
+def script(path: Path, text: str) -> Path:
+    """A program of this text."""
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def until(condition: str) -> str:
+    """A trainer that ends when the condition holds: the script stops the servers then."""
+    return f"#!/bin/sh\nfor _ in $(seq 600); do {condition} && exit 0; sleep 0.1; done\nexit 1\n"
+
+
 def sbatch(tmp_path: Path, *arguments: str, hosts: str = "127.0.0.1,127.0.0.1", **variables: str):
     """What sbatch makes of the script: its job on so many hosts; and the steps that it started."""
     tools, log = tmp_path / "tools", tmp_path / "steps.jsonl"
     tools.mkdir()
     for name in ("srun", "scontrol"):
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} {name} "$@"\n')
-        (tools / name).chmod(0o755)
+        script(tools / name, f'#!/bin/sh\nexec {sys.executable} {FAKE} {name} "$@"\n')
     job = {
         "PATH": f"{tools}:{os.environ['PATH']}", "FAKE_SLURM_LOG": str(log), "PYTHONPATH": str(ROOT),
         "SLURM_JOB_ID": str(free_port() - 61440), "SLURM_JOB_NODELIST": hosts,
@@ -57,13 +68,8 @@ def test_shared_and_separate_start_a_trainer_on_every_node(tmp_path: Path):
 
 def test_own_nodes_start_servers_first_and_then_the_trainers(tmp_path: Path):
     hosts = "127.0.0.1,localhost,127.0.0.3"
-    stub = tmp_path / "sglang"
-    stub.write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $@" >> {tmp_path}/served\nsleep 3\n')
-    stub.chmod(0o755)
-    trainer = tmp_path / "trainer"  # ends once both servers have been started: the script stops them then
-    both = f'[ "$(wc -l < {tmp_path}/served)" = 2 ]'
-    trainer.write_text(f"#!/bin/sh\nfor _ in $(seq 600); do {both} && exit 0; sleep 0.1; done\nexit 1\n")
-    trainer.chmod(0o755)
+    stub = script(tmp_path / "sglang", f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $@" >> {tmp_path}/served\nsleep 3\n')
+    trainer = script(tmp_path / "trainer", until(f'[ "$(wc -l < {tmp_path}/served)" = 2 ]'))
     done, steps = sbatch(
         tmp_path, "nodes", "+experiment=hle", hosts=hosts, PYTHON=str(trainer), SGLANG_PYTHON=str(stub), GPUS="2",
         WEIGHTS="/shared/weights", MODEL="/shared/Qwen3-8B",
@@ -84,14 +90,13 @@ def test_own_nodes_start_servers_first_and_then_the_trainers(tmp_path: Path):
 
 def test_a_server_that_ends_is_started_again_and_one_that_cannot_start_is_not(tmp_path: Path):
     """That of GPU 0 ends once, that of GPU 1 always; the trainer ends when all of their starts were seen."""
-    stub, served, trainer = tmp_path / "sglang", tmp_path / "served", tmp_path / "trainer"
+    served = tmp_path / "served"
     first = f'[ "$CUDA_VISIBLE_DEVICES" = 0 ] && [ "$(grep -c "^0" {served})" = 2 ]'
-    stub.write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" >> {served}\n{first} && exec sleep 600\nexit 7\n')
-    trainer.write_text(
-        f'#!/bin/sh\nfor _ in $(seq 600); do [ "$(wc -l < {served})" -ge 5 ] && exit 0; sleep 0.1; done\nexit 1\n'
+    stub = script(
+        tmp_path / "sglang",
+        f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" >> {served}\n{first} && exec sleep 600\nexit 7\n',
     )
-    for script in (stub, trainer):
-        script.chmod(0o755)
+    trainer = script(tmp_path / "trainer", until(f'[ "$(wc -l < {served})" -ge 5 ]'))
     done, _ = sbatch(
         tmp_path, "nodes", hosts="127.0.0.1,127.0.0.3", PYTHON=str(trainer), SGLANG_PYTHON=str(stub), GPUS="2",
         WEIGHTS="/w", MODEL="/m", RESTART_S="0.3",
@@ -120,13 +125,9 @@ while True:
 
 def test_a_server_that_hangs_is_killed_and_started_again(tmp_path: Path):
     """At first it answers, and then it takes connections and says nothing; the second one answers."""
-    stub, served, trainer = tmp_path / "sglang", tmp_path / "served", tmp_path / "trainer"
-    stub.write_text(HANGS.format(python=sys.executable, served=str(served)))
-    trainer.write_text(
-        f'#!/bin/sh\nfor _ in $(seq 600); do [ "$(wc -l < {served})" -ge 2 ] && exit 0; sleep 0.1; done\nexit 1\n'
-    )
-    for script in (stub, trainer):
-        script.chmod(0o755)
+    served = tmp_path / "served"
+    stub = script(tmp_path / "sglang", HANGS.format(python=sys.executable, served=str(served)))
+    trainer = script(tmp_path / "trainer", until(f'[ "$(wc -l < {served})" -ge 2 ]'))
     done, _ = sbatch(
         tmp_path, "nodes", hosts="127.0.0.1,127.0.0.3", PYTHON=str(trainer), SGLANG_PYTHON=str(stub), GPUS="1",
         WEIGHTS="/w", MODEL="/m", PORT=str(port := free_port()), RESTART_S="0.1", LOOK_S="0.3",
