@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -120,14 +119,6 @@ def test_guessed_last_statement_is_the_one_of_the_ast(code: str):
     if last is not None:
         parts.append(compile(ast.Expression(last.value), "<code>", "eval"))
     assert value(snippet.compile_parts(code)) == value(parts)
-
-
-def test_endless_loops_and_sleepers_are_stopped():
-    start = time.perf_counter()
-    for result in run_all(["while True: pass", "import time\ntime.sleep(1000)"], timeout_s=0.4):
-        assert result.is_error
-        assert "time-out" in result.text
-    assert time.perf_counter() - start < 500  # far more than a slow machine needs, half of the sleep
 
 
 def test_memory_bomb():
