@@ -14,8 +14,8 @@ import pytest
 
 from orchestra_jax import __version__, serve_mcp
 from orchestra_jax.config.compose import compose
+from orchestra_jax.money.bill import bill
 from orchestra_jax.money.run_budget import RunBudget
-from orchestra_jax.money.spent import bill
 from orchestra_jax.tools.base import tool
 from orchestra_jax.tools.build import make_tools
 from orchestra_jax.types import InfrastructureError

@@ -28,7 +28,7 @@ import orchestra_jax.envs.qa.environment
 import orchestra_jax.evaluation.pictures
 import orchestra_jax.models.tokenizer
 import orchestra_jax.training.main  # noqa: F401
-from orchestra_jax.money.spent import bill
+from orchestra_jax.money.bill import bill
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "experiments/train.py"

@@ -29,8 +29,8 @@ from benchmarks.chaos.starts import (
 )  # fmt: skip
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.money import price_files
+from orchestra_jax.money.bill import State
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.sums import State
 
 MOST_STARTS = 9
 ENDS = {0: "ended", 2: "refused", 3: "refused", 5: "refused", 130: "stopped"}

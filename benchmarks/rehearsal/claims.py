@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from orchestra_jax.evaluation.decoding import read_groups
-from orchestra_jax.money.sums import State, added
+from orchestra_jax.money.bill import State, added
 from orchestra_jax.training.loggers.jsonl import FILE_NAME as METRICS
 from orchestra_jax.training.loggers.jsonl import read_metrics
 

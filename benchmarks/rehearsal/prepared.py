@@ -17,8 +17,7 @@ from benchmarks.rehearsal.providers import Providers
 from benchmarks.rehearsal.replies import DESCRIPTION, OPENINGS
 from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.io.shipped import CONF, EXPERIMENTS
-from orchestra_jax.money.spent import bill
-from orchestra_jax.money.sums import State, added
+from orchestra_jax.money.bill import State, added, bill
 from orchestra_jax.preparation.paper import ACCOUNT
 from orchestra_jax.preparation.written import NAMES as WRITTEN
 

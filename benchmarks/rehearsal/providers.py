@@ -11,8 +11,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.rehearsal.replies import reply, vector
+from orchestra_jax.money.bill import State, added
 from orchestra_jax.money.prices import PriceList
-from orchestra_jax.money.sums import State, added
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -32,8 +32,7 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money import price_files
-from orchestra_jax.money.spent import bill
-from orchestra_jax.money.sums import added
+from orchestra_jax.money.bill import added, bill
 from orchestra_jax.processes.lifeline import GONE
 
 TRAINERS = 2

@@ -14,7 +14,7 @@ from benchmarks.rehearsal.claims import (
 )
 from benchmarks.rehearsal.providers import slow_tail
 from benchmarks.rehearsal.rehearsal import Rehearsal
-from orchestra_jax.money.spent import bill
+from orchestra_jax.money.bill import bill
 
 UNTIMED = 2  # first steps, which compile
 MOST_STEPS = 16  # no task comes twice in so many, so that a trajectory is known by its task and member

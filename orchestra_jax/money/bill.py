@@ -1,16 +1,40 @@
-"""Read the bill that `money.journal` writes."""
+"""Read the bills that `money.journal` writes, one for each process of a run, and add them up."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.io.foreign_json import read_json
-from orchestra_jax.money.sums import State, added
+from orchestra_jax.money.budgets import bill_file
+from orchestra_jax.processes import Processes
 
-Amounts = tuple[str, Any, int, int]  # name, dollars, tokens, calls
+if TYPE_CHECKING:
+    from orchestra_jax.money.journal import Journal
+
+# Spending by model or tool: dollars as the text of a fraction, tokens, calls; as `Budget.get_state` gives it.
+State = dict[str, list[Any]]
 _FRACTION = re.compile(r"\d{1,1000}(/0*[1-9]\d{0,999})?", re.ASCII)
+
+
+def bill(directory: Path) -> tuple[State, State]:
+    """Read from the files of all processes what a run paid, and the worst cases of calls in flight at their end."""
+    files = [bill_file(directory, 0), *_files_of_others(directory, 1)]
+    paid, in_flight = zip(*(read_bill(file) for file in files), strict=True)
+    return added(paid), added(in_flight)
+
+
+def spent_before(journal: "Journal", directory: Path, processes: Processes) -> State:
+    """Return what this process of a run spent before a restart; the first also takes over the bills of lost ones."""
+    left = _files_of_others(directory, processes.count) if processes.first else []
+    taken = [part for file in left for part in read_bill(file)]
+    if left:
+        journal.take_over(added(taken))
+        for file in left:
+            file.unlink()
+    return added([journal.paid, journal.in_flight, *taken])
 
 
 def read_bill(file: Path) -> tuple[State, State]:
@@ -20,12 +44,12 @@ def read_bill(file: Path) -> tuple[State, State]:
         ConfigError: a line is broken that is not the last.
     """
     paid, in_flight = read_lines(file)
-    return summed(paid), summed(in_flight.values())
+    return added(paid), added(in_flight.values())
 
 
-def read_lines(file: Path) -> tuple[list[Amounts], dict[int, Amounts]]:
+def read_lines(file: Path) -> tuple[list[State], dict[int, State]]:
     """Return what was paid, line by line, and every call that was in flight, by its number."""
-    paid, in_flight = list[Amounts](), dict[int, Amounts]()
+    paid, in_flight = list[State](), dict[int, State]()
     *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]
     for number, text in enumerate(lines, 1):
         try:
@@ -50,7 +74,17 @@ def read_lines(file: Path) -> tuple[list[Amounts], dict[int, Amounts]]:
     return paid, in_flight
 
 
-def _checked(name: Any, usd: Any, tokens: Any, calls: Any) -> Amounts:
+def added(states: Iterable[Mapping[str, Sequence[Any]]]) -> State:
+    """Add up what several budgets or calls spent, by name."""
+    found: dict[str, tuple[Fraction, int, int]] = {}
+    for state in states:
+        for name, (usd, tokens, calls) in state.items():
+            before = found.get(name, (Fraction(0), 0, 0))
+            found[name] = before[0] + Fraction(usd), before[1] + int(tokens), before[2] + int(calls)
+    return {name: [str(usd), tokens, calls] for name, (usd, tokens, calls) in found.items()}
+
+
+def _checked(name: Any, usd: Any, tokens: Any, calls: Any) -> State:
     """Return the amounts of a line, checked; dollars are a number, or a text as in `State`.
 
     Raises:
@@ -63,9 +97,10 @@ def _checked(name: Any, usd: Any, tokens: Any, calls: Any) -> Amounts:
     number = _FRACTION.fullmatch(usd) is not None if isinstance(usd, str) else type(usd) in (int, float) and usd >= 0
     if not isinstance(name, str) or not number:
         raise TypeError(f"{name!r} cost {usd!r}")
-    return name, usd, tokens, calls
+    return {name: [usd, tokens, calls]}
 
 
-def summed(amounts: Iterable[Amounts]) -> State:
-    """Return the sum of amounts, by name."""
-    return added({name: amount} for name, *amount in amounts)
+def _files_of_others(directory: Path, count: int) -> list[Path]:
+    """Return the files of processes that the run had before it was restarted with `count` of them."""
+    found = {int(file.stem.removeprefix("spent-")): file for file in directory.glob("spent-[0-9]*.jsonl")}
+    return [file for index, file in sorted(found.items()) if index >= count]

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.money.sums import State
+from orchestra_jax.money.bill import added, read_lines
 from orchestra_jax.types import Usage
 
 
@@ -32,20 +32,16 @@ class Journal:
     """
 
     def __init__(self, file: Path) -> None:
-        self.paid, self.in_flight = State(), State()
-        calls, whole = dict[int, Any](), 0
-        if file.exists():
-            from orchestra_jax.money.bill import read_lines, summed
-
-            paid, calls = read_lines(file)
-            self.paid, self.in_flight = summed(paid), summed(calls.values())
-            whole = file.read_bytes().rfind(b"\n") + 1
+        paid, calls = read_lines(file)
+        self.paid, self.in_flight = added(paid), added(calls.values())
+        whole = file.read_bytes().rfind(b"\n") + 1 if file.exists() else 0
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = self._calls = self._written = self._durable = 0
         self._cut(whole)
         self._syncing: asyncio.Task[None] | None = None
-        for call, (name, usd, tokens, _) in calls.items():
-            self._write({"call": call, "name": name, "paid": [usd, tokens]})
+        for call, worst in calls.items():
+            for name, (usd, tokens, _) in worst.items():
+                self._write({"call": call, "name": name, "paid": [usd, tokens]})
 
     def reserve(self, worst: Usage) -> int:
         """Note the worst case of a call and return its number; raise OSError: the call must not be made."""
@@ -62,7 +58,7 @@ class Journal:
         self._write({"spent": spent})
         os.fsync(self._file)
 
-    async def durable(self, call: int, worst: Usage) -> None:
+    async def durable(self, worst: Usage) -> None:
         """Wait until the note of a call that may cost money would survive a loss of power; callers share one sync."""
         wanted = self._written if worst.cost_usd else 0
         while self._durable < wanted:

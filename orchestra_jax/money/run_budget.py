@@ -35,7 +35,7 @@ class RunBudget:
         self._config, self._processes, self._others = budget, processes or Processes(), Spending()
         self.run = Budget(limits(budget, "run"), name="run", bill=bill_file(directory, self._processes.index))
         if any(directory.glob("spent*.jsonl")) and (journal := self.run.journal) is not None:
-            from orchestra_jax.money.spent import spent_before
+            from orchestra_jax.money.bill import spent_before
 
             self.run.set_state(spent_before(journal, directory, self._processes))
 

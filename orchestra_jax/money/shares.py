@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from orchestra_jax.money.bill import added
 from orchestra_jax.money.budgets import Budget, Limits, Spending
-from orchestra_jax.money.sums import added
 from orchestra_jax.processes import Processes
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import BudgetConfig, ConfigError
-from orchestra_jax.money.bill import read_bill
+from orchestra_jax.money.bill import bill, read_bill
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.journal import Journal
 from orchestra_jax.money.limits import Limiter
@@ -21,7 +21,6 @@ from orchestra_jax.money.paid import Lost, PaidCalls
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
-from orchestra_jax.money.spent import bill
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.types import InfrastructureError, Usage
 
@@ -147,7 +146,7 @@ async def test_a_call_that_the_disk_notes_while_the_client_closes_is_not_sent(tm
     money, sent, noting, noted = Budget(bill=tmp_path / "spent.jsonl"), list[int](), asyncio.Event(), asyncio.Event()
     journal, calls = money.journal, PaidCalls(Limiter(1), replay=None, timeout_s=60.0, retries=0)
 
-    async def durable(call: int, worst: Usage) -> None:
+    async def durable(worst: Usage) -> None:
         noting.set()
         await noted.wait()
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config.schema import BudgetConfig
+from orchestra_jax.money.bill import bill
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
-from orchestra_jax.money.spent import bill
 from orchestra_jax.types import Usage
 from tests.processes.others import Prepared
 

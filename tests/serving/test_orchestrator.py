@@ -10,10 +10,10 @@ import pytest
 
 import orchestra_jax as oj
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.money.bill import bill
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.reservations import acquire
-from orchestra_jax.money.spent import bill
 from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.serving.asking import Account, AskedEpisode, Purse, QuestionError, Surroundings
 from orchestra_jax.serving.orchestrator import Orchestrator

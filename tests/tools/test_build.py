@@ -15,9 +15,9 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.money.bill import bill
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
-from orchestra_jax.money.spent import bill
 from orchestra_jax.rollout import collector
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.build import tool_problems

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.money.spent import bill
+from orchestra_jax.money.bill import bill
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
