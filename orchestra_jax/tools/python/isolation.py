@@ -70,7 +70,7 @@ class Launch:
 
     Attributes:
         process: the outermost process; when it is killed, all inside are.
-        connection: blocking socket; the first message names the isolation, see `worker.py`.
+        connection: blocking socket; its first message says that the worker is ready, see `worker.py`.
         stop: kills the processes and removes what they left; more than once is harmless. It is called with this object
             or at the end of the program too.
     """

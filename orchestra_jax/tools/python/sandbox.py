@@ -30,8 +30,6 @@ class PythonSandbox:
     seed, so the same code gives the same output.
 
     Attributes:
-        isolation: what is in force: the name, the namespaces ("user", "mount", "network", "ipc", "pid") and "seccomp";
-            empty until a worker has started, and with `isolation="none"`.
         kind: the isolation that was chosen: "bubblewrap", "namespaces" or "none".
 
     Args:
@@ -64,7 +62,6 @@ class PythonSandbox:
                 "A sandbox needs workers >= 1, file_mb >= 1, disk_mb >= 1, processes >= 1, timeout_s > 0, "
                 "memory_mb >= 64 and max_output >= 100."
             )
-        self.isolation: tuple[str, ...] = ()
         self.timeout_s = timeout_s
         self._limits = {
             "timeout_s": timeout_s,
@@ -107,7 +104,6 @@ class PythonSandbox:
                 self._give(worker)
         finally:
             turns.release()
-        self.isolation = worker.isolation
         text, error = observe(output, answer["status"], answer["stopped"], self._limits)
         return ToolResult(text, (Usage("python", seconds=answer["seconds"]),), error)
 
@@ -149,7 +145,6 @@ class _Worker:
 
     def __init__(self, isolation: str, limits: dict[str, Any], libraries: frozenset[str]) -> None:
         self.launch: Launch | None = None
-        self.isolation: tuple[str, ...] = ()
         self.libraries = libraries
         self._kind, self._limits = isolation, limits
         self._pending: asyncio.Task[tuple[dict[str, Any], bytes]] | None = None
@@ -197,7 +192,6 @@ class _Worker:
         hello = await self._receive(START_S)
         if "refused" in hello:
             raise InfrastructureError(f"The sandbox worker could not isolate itself: {hello['refused']}.")
-        self.isolation = tuple(hello["isolation"])
 
     def stop(self) -> None:
         """Kill the process; may be called twice."""

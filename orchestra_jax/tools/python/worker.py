@@ -3,7 +3,7 @@
 A fork inherits the worker's memory, so nothing of a snippet may ever lie there: code and output are two files that the
 sandbox makes for each. The child alone reads the one and writes the other; the worker passes them on.
 
-Protocol on the socket at fd 0, a message a packet. First out: {"isolation": [...]}, or {"refused": str}. Then in: any
+Protocol on the socket at fd 0, a message a packet. First out: {"ready": true}, or {"refused": str}. Then in: any
 byte, with the descriptors of code and output; out: {"status": int, "stopped": str, "seconds": float}, where status is
 that of waitpid and `stopped` says why the snippet had to be ended ("time", "memory", "output", "" for not). Until the
 socket closes.
@@ -223,13 +223,12 @@ def _allowed(name: int, wanted: tuple[int, int]) -> tuple[int, int]:
     return wanted if most == resource.RLIM_INFINITY else (min(wanted[0], most), min(wanted[1], most))
 
 
-def _isolate(config: dict) -> tuple[tuple[str, ...], int | None]:
-    """Isolate this process; return what isolates it, and the descriptor of /proc that is left to it."""
+def _isolate(config: dict) -> int | None:
+    """Isolate this process; return the descriptor of /proc that is left to it."""
     if config["isolation"] == "none":
         kernel.adopt_orphans()
-        return (), None
-    processes = kernel.seal_worker()
-    return (config["isolation"], "user", "mount", "network", "ipc", "pid", "seccomp"), processes
+        return None
+    return kernel.seal_worker()
 
 
 def _import(libraries: list[str]) -> None:
@@ -250,7 +249,7 @@ def main() -> None:
     connection = _socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     try:
-        isolation, processes = _isolate(config)
+        processes = _isolate(config)
     except OSError as error:
         _refuse(connection, str(error.strerror))
         return
@@ -268,7 +267,7 @@ def main() -> None:
         if status := worker.try_out():  # else each snippet would be blamed for it
             _refuse(connection, f"an empty snippet ends with status {status}")
             return
-        connection.send(json.dumps({"isolation": list(isolation)}).encode())
+        connection.send(json.dumps({"ready": True}).encode())
         while True:
             worker.make_workspace()  # while nobody waits
             byte, passed, _, _ = connection.recvmsg(1, _socket.CMSG_SPACE(8))

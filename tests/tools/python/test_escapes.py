@@ -91,7 +91,7 @@ def sandboxes(request: pytest.FixtureRequest) -> Iterator[Mapping[bool, PythonSa
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OPENAI_API_KEY", "never-shown")
             assert asyncio.run(python.run(AFTER)).text == HEALTHY
-        assert python.isolation[0] == request.param
+        assert python.kind == request.param
     yield found
     for python in found.values():
         python.close()
