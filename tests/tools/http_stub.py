@@ -96,4 +96,4 @@ class EmbeddingStub:
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
         rows = [{"index": i, "embedding": word_vector(text, self.dim)} for i, text in enumerate(body["input"])]
-        return web.json_response({"data": rows[::-1], "usage": {"prompt_tokens": len(rows)}})
+        return web.json_response({"data": rows[::-1]})

@@ -1,7 +1,6 @@
 """Texts as vectors for dense search, from an embedding server."""
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -9,12 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from orchestra_jax.io.fields import count_of
 from orchestra_jax.io.http_json import JsonClient
-from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.types import InfrastructureError
 
-_MOST_TOKENS = 10**9  # of a request: more is no usage
 Vectors = Float[np.ndarray, "N D"]
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -30,7 +26,6 @@ class EndpointEmbedder:
         identity: one line with all that vectors depend on: equal for two embedders exactly when their vectors can be
             compared.
         settings: JSON that makes this embedder again; no secrets.
-        prompt_tokens: tokens that the server has reported so far. Nothing is charged to trajectories for them.
 
     Args:
         url: the server's base, such as "http://127.0.0.1:30000/v1".
@@ -68,7 +63,6 @@ class EndpointEmbedder:
             if not os.environ.get(key_env):
                 raise ValueError(f"The embedding server's key is read from ${key_env}, which is not set; export it.")
             headers["Authorization"] = f"Bearer {os.environ[key_env]}"
-        self.prompt_tokens = 0
         self.identity = f"{model} (dim {dim or 'full'}, texts up to {max_chars} characters)"
         self.settings: dict[str, Any] = {
             "type": "endpoint",
@@ -127,6 +121,4 @@ class EndpointEmbedder:
             said = str(error)[:200]
             problem = f"The embedding server {self._client.url} gave an answer that cannot be used: {said}."
             raise InfrastructureError(problem) from None
-        with contextlib.suppress(Unreadable, AttributeError):  # a figure for reports, which nothing depends on
-            self.prompt_tokens += count_of((answer.get("usage") or {}).get("prompt_tokens"), _MOST_TOKENS)
         return vectors / lengths
