@@ -22,7 +22,6 @@ class TokenCounter:
     """Counts by the model's own tokenizer; without one it estimates.
 
     Attributes:
-        exact: whether there is a tokenizer.
         control: its control strings; none without one.
 
     Args:
@@ -40,7 +39,6 @@ class TokenCounter:
             if not file.is_file():
                 raise FileNotFoundError(f"No tokenizer at {str(file)!r}; give a tokenizer.json, or null to estimate.")
             self._tokenizer = Tokenizer.from_file(str(file))
-        self.exact = self._tokenizer is not None
         added = self._tokenizer.get_added_tokens_decoder().values() if self._tokenizer is not None else ()
         self.control = tuple(token.content for token in added)
 
@@ -55,9 +53,9 @@ class TokenCounter:
 
         Without a tokenizer every byte counts: no byte-level vocabulary has tokens below one byte.
         """
-        return _template(messages) + sum(
-            self.count(message["content"]) if self.exact else len(message["content"].encode()) for message in messages
-        )
+        if self._tokenizer is not None:
+            return self.estimate(messages)
+        return _template(messages) + sum(len(message["content"].encode()) for message in messages)
 
     def estimate(self, messages: Sequence[ChatMessage]) -> int:
         """Return the tokens of the prompt by our own count, template included."""

@@ -103,7 +103,7 @@ def test_no_room_and_no_message():
 
 def test_the_qwen3_tokenizer(data_dir):
     counter = TokenCounter(data_dir / "qwen3-tokenizer")
+    assert "<|im_end|>" in counter.control
     text = "北京 is 2,176 km from 上海? " * 300
-    assert counter.exact
     assert counter.count(counter.cut(text, 100)) <= 100
     assert counter.most([user(text)]) <= ESTIMATE.most([user(text)])
