@@ -22,7 +22,7 @@ from orchestra_jax.tools.experts.evidence import WRITER_SYSTEM
 from orchestra_jax.tools.experts.expert import Expert, read_experts
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import ToolSpec
-from tests.tools.openai_stub import PRICES, StubOpenAI, status
+from tests.tools.openai_stub import PRICES, status
 
 HANGS_S = 300  # what takes so long will not come; starting a process can take a minute on a busy machine
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,10 +61,9 @@ def replies(*written: str):
 
 
 @pytest.fixture
-async def stub():
-    async with StubOpenAI() as server:
-        server.reply = replies(FINE)
-        yield server
+def stub(stub):
+    stub.reply = replies(FINE)
+    return stub
 
 
 @pytest.fixture

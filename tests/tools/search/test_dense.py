@@ -74,7 +74,9 @@ async def test_searches_and_answers(source: Path, tmp_path: Path):
     assert len(await index.search("river", 5000)) == 2000
     (first, _) = (await index.answer("town77 violin", 2)).splitlines()
     assert first.startswith("Place 77: gl")
-    assert (await search_handler(index, 1)({"query": "town5"}, Budget())).text.startswith("Place 5:")
+    result = await search_handler(index, 1)({"query": "town5"}, Budget())
+    assert result.text.startswith("Place 5:")
+    assert result.usage[0].seconds > 0
     with pytest.raises(ValueError, match="at least 1"):
         await index.search("x", 0)
     one_by_one = [await index.search(f"town{i}", 3) for i in range(20)]

@@ -79,17 +79,12 @@ def test_saving_again_replaces_and_never_mixes(index: LocalIndex, tmp_path: Path
         save_index(index, tmp_path)
 
 
-async def test_handler_takes_an_index_that_is_awaited_or_not(index: LocalIndex):
-    class Awaited:
-        async def answer(self, query: str, k: int = 3) -> str:
-            return index.answer(query, k)
-
-    for each in (index, Awaited()):
-        result = await search_handler(each, 1)({"query": "capital of Italy"}, Budget())
-        assert result.text == "Rome: Rome is the capital of Italy."
-        (row,) = result.usage
-        assert (row.name, row.role, row.cost_usd) == ("local_search", "tool", 0.0)
-        assert row.seconds > 0
+async def test_handler(index: LocalIndex):
+    result = await search_handler(index, 1)({"query": "capital of Italy"}, Budget())
+    assert result.text == "Rome: Rome is the capital of Italy."
+    (row,) = result.usage
+    assert (row.name, row.role, row.cost_usd) == ("local_search", "tool", 0.0)
+    assert row.seconds > 0
 
 
 def test_errors(index: LocalIndex):
