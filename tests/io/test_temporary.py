@@ -2,13 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from orchestra_jax.io.temporary import TemporaryFolder, remove_abandoned
-from tests.processes.running import ROOT
+from tests.processes.running import holder
 
 # Runs the module from its file: the package would import JAX.
 OWNER = """
@@ -21,24 +19,16 @@ sys.stdin.readline()
 """
 
 
-def owner(folder: Path) -> tuple[subprocess.Popen, Path]:
-    started = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(folder)], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert started.stdout is not None
-    return started, folder / started.stdout.readline().strip()
-
-
 def test_a_killed_owners_folder_goes_with_the_next_and_a_living_ones_stays(tmp_path: Path):
     (tmp_path / "others-abcdefgh").mkdir()  # not ours to judge
-    (living, its), (killed, left) = owner(tmp_path), owner(tmp_path)
+    (living, its), (killed, left) = holder(OWNER, tmp_path), holder(OWNER, tmp_path)
     try:
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
-        assert (left / "weights-00000001").exists()
+        assert (tmp_path / left / "weights-00000001").exists()
         mine = TemporaryFolder(tmp_path, "kind-")
-        assert {path.name for path in tmp_path.iterdir()} == {its.name, mine.path.name, "others-abcdefgh"}
-        assert (its / "weights-00000001").exists()
+        assert {path.name for path in tmp_path.iterdir()} == {its, mine.path.name, "others-abcdefgh"}
+        assert (tmp_path / its / "weights-00000001").exists()
         living.communicate("\n", timeout=60)
         del mine
         assert [path.name for path in tmp_path.iterdir()] == ["others-abcdefgh"]

@@ -33,6 +33,16 @@ def start(command: Sequence[str], devices: int = 1, environment: Mapping[str, st
     )  # fmt: skip
 
 
+def holder(program: str, *arguments: object) -> tuple[subprocess.Popen[str], str]:
+    """A process of this program, which goes on until it is told otherwise, and the first line that it says."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert started.stdout is not None
+    return started, started.stdout.readline().strip()
+
+
 def wait(started: Sequence[subprocess.Popen], timeout_s: float = 600.0) -> list[subprocess.CompletedProcess[str]]:
     """What they returned; none is left running."""
     deadline, ended = time.monotonic() + timeout_s, []

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.processes.lock import FILE_NAME, alone_in
-from tests.processes.running import ROOT
+from tests.processes.running import holder
 
 BEAT_S = 0.02
 
@@ -30,20 +29,10 @@ with lock["alone_in"](pathlib.Path(sys.argv[1])):
 """
 
 
-def holder(folder: Path, *arguments: str) -> subprocess.Popen:
-    started = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder), *arguments], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert started.stdout is not None
-    started.child = started.stdout.readline().strip()  # type: ignore[attr-defined]
-    return started
-
-
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen]:
     """A process that is at work in the folder."""
-    started = holder(tmp_path)
+    started, _ = holder(HOLDER, tmp_path)
     yield started
     started.kill()
     started.wait()
@@ -65,7 +54,7 @@ def test_a_second_run_is_refused_with_host_and_process(tmp_path: Path, other: su
 
 
 def test_what_a_killed_run_leaves_blocks_nobody(tmp_path: Path):
-    killed = holder(tmp_path, "with a child")
+    killed, child = holder(HOLDER, tmp_path, "with a child")
     try:
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
@@ -73,7 +62,7 @@ def test_what_a_killed_run_leaves_blocks_nobody(tmp_path: Path):
         with alone_in(tmp_path):
             assert f"process {os.getpid()}" in (tmp_path / FILE_NAME).read_text()
     finally:
-        os.kill(int(killed.child), signal.SIGKILL)
+        os.kill(int(child), signal.SIGKILL)
 
 
 def test_one_process_does_not_hold_it_twice_and_gives_it_back_after_an_error(tmp_path: Path):
