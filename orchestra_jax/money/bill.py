@@ -4,15 +4,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.io.foreign_json import read_json
-from orchestra_jax.money.budgets import bill_file
-from orchestra_jax.processes import Processes
-
-if TYPE_CHECKING:
-    from orchestra_jax.money.journal import Journal
 
 # Spending by model or tool: dollars as the text of a fraction, tokens, calls; as `Budget.get_state` gives it.
 State = dict[str, list[Any]]
@@ -21,20 +16,15 @@ _FRACTION = re.compile(r"\d{1,1000}(/0*[1-9]\d{0,999})?", re.ASCII)
 
 def bill(directory: Path) -> tuple[State, State]:
     """Read from the files of all processes what a run paid, and the worst cases of calls in flight at their end."""
-    files = [bill_file(directory, 0), *_files_of_others(directory, 1)]
+    files = [directory / "spent.jsonl", *bills_of_others(directory, 1)]
     paid, in_flight = zip(*(read_bill(file) for file in files), strict=True)
     return added(paid), added(in_flight)
 
 
-def spent_before(journal: "Journal", directory: Path, processes: Processes) -> State:
-    """Return what this process of a run spent before a restart; the first also takes over the bills of lost ones."""
-    left = _files_of_others(directory, processes.count) if processes.first else []
-    taken = [part for file in left for part in read_bill(file)]
-    if left:
-        journal.take_over(added(taken))
-        for file in left:
-            file.unlink()
-    return added([journal.paid, journal.in_flight, *taken])
+def bills_of_others(directory: Path, count: int) -> list[Path]:
+    """Return the files of processes that the run had before it was restarted with `count` of them."""
+    found = {int(file.stem.removeprefix("spent-")): file for file in directory.glob("spent-[0-9]*.jsonl")}
+    return [file for index, file in sorted(found.items()) if index >= count]
 
 
 def read_bill(file: Path) -> tuple[State, State]:
@@ -98,9 +88,3 @@ def _checked(name: Any, usd: Any, tokens: Any, calls: Any) -> State:
     if not isinstance(name, str) or not number:
         raise TypeError(f"{name!r} cost {usd!r}")
     return {name: [usd, tokens, calls]}
-
-
-def _files_of_others(directory: Path, count: int) -> list[Path]:
-    """Return the files of processes that the run had before it was restarted with `count` of them."""
-    found = {int(file.stem.removeprefix("spent-")): file for file in directory.glob("spent-[0-9]*.jsonl")}
-    return [file for index, file in sorted(found.items()) if index >= count]

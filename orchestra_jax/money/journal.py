@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestra_jax.money.bill import added, read_lines
+from orchestra_jax.money.bill import State, added, read_bill, read_lines
 from orchestra_jax.types import Usage
 
 
@@ -53,10 +53,15 @@ class Journal:
         """Note what the call cost, or None if nothing was billed; raise OSError: its worst case stands."""
         self._write({"call": call} if billed is None else {"call": call, "name": billed.name, "paid": _amount(billed)})
 
-    def take_over(self, spent: Mapping[str, Sequence[Any]]) -> None:
-        """Note for good what another process spent."""
-        self._write({"spent": spent})
-        os.fsync(self._file)
+    def spent_before(self, lost: Sequence[Path]) -> State:
+        """Return what was spent before a restart, also by `lost` bills, which are noted here for good and removed."""
+        taken = [part for file in lost for part in read_bill(file)]
+        if lost:
+            self._write({"spent": added(taken)})
+            os.fsync(self._file)
+        for file in lost:
+            file.unlink()
+        return added([self.paid, self.in_flight, *taken])
 
     async def durable(self, worst: Usage) -> None:
         """Wait until the note of a call that may cost money would survive a loss of power; callers share one sync."""

@@ -35,9 +35,10 @@ class RunBudget:
         self._config, self._processes, self._others = budget, processes or Processes(), Spending()
         self.run = Budget(limits(budget, "run"), name="run", bill=bill_file(directory, self._processes.index))
         if any(directory.glob("spent*.jsonl")) and (journal := self.run.journal) is not None:
-            from orchestra_jax.money.bill import spent_before
+            from orchestra_jax.money.bill import bills_of_others
 
-            self.run.set_state(spent_before(journal, directory, self._processes))
+            lost = bills_of_others(directory, self._processes.count) if self._processes.first else []
+            self.run.set_state(journal.spent_before(lost))
 
     @property
     def spent(self) -> Spending:
