@@ -51,6 +51,7 @@ class Replay:
 
     Attributes:
         mode: see above.
+        replayed: calls answered from the file so far.
     """
 
     def __init__(self, path: str | Path | None, mode: str = "off") -> None:
@@ -64,7 +65,7 @@ class Replay:
             raise ValueError(f"The replay mode is one of {', '.join(ReplayMode)}, not {mode!r}.")
         if mode != "off" and path is None:
             raise ValueError(f"Replay mode {mode!r} needs the path of a file.")
-        self.mode = mode
+        self.mode, self.replayed = mode, 0
         self._flights: dict[str, asyncio.Task[Recorded]] = {}  # calls under way by key
         self._reader: sqlite3.Connection | None = None
         self._writer: Writer | None = None
@@ -105,6 +106,7 @@ class Replay:
         name = key(kind, request)
         if self.mode != "record":
             if (found := self._find(name)) is not None:
+                self.replayed += 1
                 return found
             if self.mode == "replay":
                 short = CANONICAL.encode(request)

@@ -75,7 +75,7 @@ async def test_replayed_calls_give_what_was_recorded_without_a_call(file: Path):
     again = await second.call("chat", dict(REQUEST), refuse)
     assert original == again == ANSWER
     assert (again.usage[0].cost_usd, again.usage[0].seconds) == (USAGE.cost_usd, USAGE.seconds)  # to the bit
-    assert keys_in(file) == {key("chat", REQUEST)}
+    assert (first.replayed, second.replayed, keys_in(file)) == (0, 1, {key("chat", REQUEST)})
     second.close()
     second.close()
 
@@ -132,7 +132,7 @@ async def test_modes(file: Path):
     both = Replay(file, "replay_or_record")
     for _ in range(3):
         await both.call("chat", REQUEST, service)
-    assert (service.calls, len(keys_in(file))) == (3, 1)
+    assert (service.calls, len(keys_in(file)), both.replayed) == (3, 1, 2)
 
     newer = Recorded("newer")
     record = Replay(file, "record")

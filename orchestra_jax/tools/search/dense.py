@@ -77,6 +77,11 @@ class DenseIndex(BatchIndex):
                 found[number] = row
         return found
 
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+        return int(self._index.d)
+
     async def nearest(self, vectors: Float[np.ndarray, "Q D"], k: int) -> list[list[Hit]]:
         """Return the at most `k` passages nearest to each vector, best first.
 
@@ -89,9 +94,9 @@ class DenseIndex(BatchIndex):
         await self.embedder.close()
 
     def _hits(self, vectors: Float[np.ndarray, "Q D"], k: int) -> list[list[Hit]]:
-        if vectors.shape[1] != self._index.d:
+        if vectors.shape[1] != self.dim:
             raise ValueError(
-                f"The embedder gives vectors of {vectors.shape[1]} numbers and the index holds {self._index.d}; "
+                f"The embedder gives vectors of {vectors.shape[1]} numbers and the index holds {self.dim}; "
                 f"use the embedder that it was built with, or build it again."
             )
         scores, numbers = self._index.search(np.ascontiguousarray(vectors, np.float32), k)  # [Q, k] both
