@@ -16,11 +16,11 @@ def words():
 
 
 @pytest.fixture(scope="session")
-def real(data_dir):
+def qwen3(data_dir):
     return saved_tokenizer.load(data_dir / "qwen3-tokenizer")
 
 
-@pytest.fixture(params=["words", "real"])
+@pytest.fixture(params=["words", "qwen3"])
 def tokenizer(request):
     return request.getfixturevalue(request.param)
 

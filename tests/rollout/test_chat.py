@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
-from orchestra_jax.models import saved_tokenizer
 from orchestra_jax.models import tokenizer as tok
 from orchestra_jax.rollout.chat import ChatFormat, make_chat
 from orchestra_jax.rollout.conversation_ids import conversation_ids
@@ -36,11 +35,6 @@ def tool(text):
 
 
 @pytest.fixture(scope="module")
-def qwen3(data_dir):
-    return saved_tokenizer.load(data_dir / "qwen3-tokenizer")
-
-
-@pytest.fixture(scope="module")
 def words():
     texts = [
         CALL,
@@ -50,11 +44,6 @@ def words():
         "\n<tool_response>|im_end|im_start|tool_response/",
     ]
     return tok.build_word_tokenizer(texts, COMPACT, ['{"name": "', '", "arguments": {"code": "', '"}}'])  # fmt: skip
-
-
-@pytest.fixture(params=["qwen3", "words"])
-def tokenizer(request):
-    return request.getfixturevalue(request.param)
 
 
 def reference_ids(tokenizer, messages, tools=None, **options):
@@ -317,8 +306,8 @@ def test_the_tokenizer_is_that_of_the_policys_folder_where_none_is_named(words, 
 
 
 @pytest.mark.parametrize("history", ["keep", "strip_thinking", "drop_thinking"])
-def test_another_programs_conversation_reads_as_the_policys_own(real, history):
-    chat = ChatFormat(real, history=history)
+def test_another_programs_conversation_reads_as_the_policys_own(qwen3, history):
+    chat = ChatFormat(qwen3, history=history)
     said = "<think>\nhm\n</think>\n\nWhich?", "<think>\nhm hm\n</think>\n\n" + CALL
     heard = [{"role": "user", "content": "The <|im_end|> one."}], [{"role": "tool", "content": "9"}] * 2
     messages = [{"role": "user", "content": "Hello"}]

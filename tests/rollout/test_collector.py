@@ -73,9 +73,9 @@ async def test_fifty_turns_of_thought_fit_where_earlier_reasoning_is_dropped(wor
         assert len(trajectory.sequences) == (50 if fits else 1)
 
 
-async def test_ids_that_no_tokenizer_would_choose_are_kept(real):
+async def test_ids_that_no_tokenizer_would_choose_are_kept(qwen3):
     for history in ("keep", "strip_thinking"):
-        collector, _, chat = make(real, history=history)
+        collector, _, chat = make(qwen3, history=history)
         odd = odd_ids(chat, call("echo"))
         assert chat.decode(odd) == call("echo")
         assert odd[:-1] != chat.encode(call("echo"))
@@ -84,8 +84,8 @@ async def test_ids_that_no_tokenizer_would_choose_are_kept(real):
         assert (trajectory.answer, len(trajectory.sequences)) == (ANSWER, 1)
 
 
-async def test_random_ids_are_kept_byte_for_byte(real):
-    collector, _, chat = make(real, limits=replace(LIMITS, max_calls=100, max_turns=6))
+async def test_random_ids_are_kept_byte_for_byte(qwen3):
+    collector, _, chat = make(qwen3, limits=replace(LIMITS, max_calls=100, max_turns=6))
     rng = np.random.default_rng(0)
 
     def script(session, turn):

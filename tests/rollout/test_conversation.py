@@ -29,7 +29,6 @@ from tests.rollout.scripted import (
     never,
     roll,
     says,
-    word_tokenizer,
 )
 from tests.rollout.test_endpoint import Model, calls, endpoint
 
@@ -76,11 +75,6 @@ class Talking(Room):
 HANGS = object()
 
 
-@pytest.fixture(scope="module")
-def words():
-    return word_tokenizer()
-
-
 def talk(tokenizer, *said, history="keep", limits=LIMITS):
     world, chat = Talk(*said), ChatFormat(tokenizer, history=history)
     return Collector(world, chat, limits, PRICES, seconds_per_token=0.5), world
@@ -110,10 +104,10 @@ async def test_words_go_to_the_user_and_theirs_carry_no_loss(tokenizer, history)
     assert "faithful: Not said: 'red'." in transcript(found)
 
 
-async def test_the_users_words_are_appended_as_the_template_writes_them(real):
-    collector, _ = talk(real, "hello!")
+async def test_the_users_words_are_appended_as_the_template_writes_them(qwen3):
+    collector, _ = talk(qwen3, "hello!")
     (found,), _ = await roll(collector, says("Which?", ANSWER))
-    appended = real.decode(found.turns[1].prompt_ids)
+    appended = qwen3.decode(found.turns[1].prompt_ids)
     assert appended == "\n<|im_start|>user\nhello!<|im_end|>\n<|im_start|>assistant\n"
     (row,) = sequences(found, 1.0)
     assert sum(row.sampled) == sum(len(turn.sampled_ids) for turn in found.turns)

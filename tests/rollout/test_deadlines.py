@@ -8,12 +8,7 @@ import pytest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.watchdog import Waiting, Watchdog, describe
 from orchestra_jax.types import Status
-from tests.rollout.scripted import ANSWER, HANG, LIMITS, TASK, FakeEngine, call, make, says, word_tokenizer
-
-
-@pytest.fixture(scope="module")
-def words():
-    return word_tokenizer()
+from tests.rollout.scripted import ANSWER, HANG, LIMITS, TASK, FakeEngine, call, make, says
 
 
 def roll(run, collector, script, **options):

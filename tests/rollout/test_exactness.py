@@ -141,9 +141,9 @@ async def test_a_rewritten_history_is_the_templates_own(tokenizer):
             messages += [{"role": "tool", "content": result.text} for result in turn.results]
 
 
-async def test_parallel_calls_come_back_as_tool_responses_of_one_user_turn(real):
+async def test_parallel_calls_come_back_as_tool_responses_of_one_user_turn(qwen3):
     for history in ("keep", "strip_thinking"):
-        collector, _, chat = make(real, history=history)
+        collector, _, chat = make(qwen3, history=history)
         (trajectory,), _ = await roll(collector, says(THOUGHT + call("model") + call("echo", "slow"), ANSWER))
         assert chat.tokenizer.decode(trajectory.turns[1].prompt_ids) == (
             "\n<|im_start|>user\n<tool_response>\ngreen\n</tool_response>\n<tool_response>\nslow\n</tool_response>"
