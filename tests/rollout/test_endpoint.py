@@ -18,7 +18,6 @@ from orchestra_jax.money.prices import POLICY, Price, PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.endpoint import EndpointPolicy, endpoint_pricing, make_endpoint
-from orchestra_jax.rollout.messages import MessageSpeaker
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import ReplayMiss, Status, Trajectory
 from tests.rollout.scripted import ANSWER, LIMITS, PRICES, TASK, World, call, make, roll, says
@@ -207,20 +206,6 @@ async def test_its_own_tokens_count_in_the_run_and_not_in_the_allowance_for_call
         assert run.by_name()[POLICY].usd == pytest.approx(sum(r.cost_usd for r in found.ledger if r.name == POLICY))
         with pytest.raises(BudgetExceeded, match="the run could come to"):
             await collector.collect(policy, [TASK], budget=Budget(Limits(usd=1e-6)))
-
-
-async def test_a_user_may_speak_between_turns():
-    """What a conversation with a user needs of a speaker; no episode has one yet."""
-    spoken = []
-
-    async with endpoint(model := Model("Which?", ANSWER)) as policy:
-        speaker = MessageSpeaker(policy, LIMITS, 0.0, (0,))
-        episode = World().reset(TASK, Budget())
-        speaker.begin(episode, Budget())
-        assert speaker.hear(await speaker.speak([], 1, 0), [{"role": "user", "content": "The blue one."}])
-        spoken.append((await speaker.speak([], 2, 0)).turn.text)
-        assert [m["content"] for m in model.bodies[1]["messages"][1:]] == ["Which?", "The blue one."]
-    assert spoken == [ANSWER]
 
 
 # --- from a config ----------------------------------------------------------------------------------------------------
