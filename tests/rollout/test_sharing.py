@@ -7,6 +7,7 @@ import pytest
 from orchestra_jax.config.schema import AlgorithmConfig
 from orchestra_jax.rollout.sharing import TasksOfProcess, groups_of_process, joint_position
 from tests.processes.others import Prepared
+from tests.rollout.test_stream import Numbers
 
 
 @pytest.mark.parametrize(("tasks", "minibatches"), [(16, 1), (16, 4), (12, 3), (10, 2)])
@@ -23,34 +24,14 @@ def test_every_group_has_one_owner_and_a_minibatch_is_split_evenly(tasks: int, m
         assert size // count <= len(shares[0]) <= -(-size // count)
 
 
-class Numbers:
-    """Batches of four numbers."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.at += 1
-        return list(range(4 * self.at - 4, 4 * self.at))
-
-    def get_state(self):
-        return {"at": self.at}
-
-    def set_state(self, state):
-        self.at = state["at"]
-
-
 def test_own_tasks_are_places_of_the_batches():
-    tasks = TasksOfProcess(Numbers(), [1, 3])
-    assert [next(tasks), next(tasks)] == [[1, 3], [5, 7]]
+    tasks = TasksOfProcess(Numbers(4), [1, 3])
+    assert [[task.id for task in next(tasks)] for _ in range(2)] == [["1", "3"], ["5", "7"]]
     state = tasks.get_state()
-    assert state == {"at": 2}
-    other = TasksOfProcess(Numbers(), [0])
+    assert state == {"position": 2}
+    other = TasksOfProcess(Numbers(4), [0])
     other.set_state(state)
-    assert next(other) == [8]
+    assert [task.id for task in next(other)] == ["8"]
 
 
 def test_the_whole_position_is_that_of_the_process_behind_with_all_that_is_used():
