@@ -1,7 +1,6 @@
 """Groups beyond a step's: what is taken, what goes on in the next step, and under which weights it is sampled."""
 
 import asyncio
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,13 @@ from orchestra_jax.rl.batching import sequences
 from orchestra_jax.rl.setup import policy_shapes
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.pausing import PausingEngine
-from orchestra_jax.rollout.stream import GroupStream
 from orchestra_jax.training.build import make_collector, make_policy, rollout_source
-from orchestra_jax.types import Status, Task, ToolCall, ToolResult, Trajectory
+from orchestra_jax.types import ToolCall, ToolResult
 from tests.engines.contract import Subject
 from tests.engines.test_embedded import CONFIG, LENGTH, SETTINGS, weights
 from tests.models.trees import drawn_params
 from tests.rollout.test_exactness import canonical, parts, trained
-from tests.rollout.test_stream import SECONDS, Numbers, Rolls, ends_without, indices, make
+from tests.rollout.test_stream import SECONDS, Rolls, Uneven, ends_without, indices, make
 from tests.training.test_trainer import MICRO, config
 
 OVERSAMPLE = ("rollout.lockstep=false", "rollout.max_staleness=1", "rollout.oversample=1")
@@ -63,26 +61,18 @@ async def test_a_group_goes_on_for_as_many_steps_as_its_tokens_may_be_old(stalen
 @pytest.mark.parametrize("staleness", [1, 3])
 @pytest.mark.parametrize("ahead", [1, 4])
 async def test_every_group_begins_once_is_trained_once_and_none_is_left_at_the_end(staleness: int, ahead: int):
-    begun: dict[int, int] = {}
-    now, steps, delays = 0, 12, itertools.cycle([0, 3, 1, 0, 0, 9, 2])
-
-    async def roll(index: int, task: Task, budget: Budget) -> list[Trajectory]:
-        assert index not in begun
-        begun[index] = now
-        for _ in range(next(delays)):
-            await asyncio.sleep(0.001)
-        return [Trajectory(task, index, 0, (), Status.COMPLETED, "", "", True, ())]
-
-    stream = GroupStream(roll, Numbers(4), per_step=4, max_staleness=staleness, ahead=ahead)
+    rolls, steps = Uneven(), 12
+    stream = make(rolls, max_staleness=staleness, ahead=ahead)
     seen: list[int] = []
-    for now in range(steps):
+    for rolls.step in range(steps):
         async with asyncio.timeout(SECONDS):
-            groups, restarted = await stream.take(now, Budget(), later=4 * (steps - 1 - now))
+            groups, restarted = await stream.take(rolls.step, Budget(), later=4 * (steps - 1 - rolls.step))
         found = [group[0].group for group in groups]
         assert restarted == 0
-        assert all(now - begun[index] <= staleness for index in found)
+        assert all(rolls.step - dict(rolls.begun)[index] <= staleness for index in found)
         seen += found
-    assert sorted(seen) == sorted(begun) == list(range(4 * steps))  # what is paid for is trained, once
+    # What is paid for is trained, once.
+    assert sorted(seen) == sorted(index for index, _ in rolls.begun) == list(range(4 * steps))
 
 
 async def test_after_a_restart_what_was_under_way_begins_again_and_nothing_is_trained_twice():

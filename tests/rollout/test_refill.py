@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.training.build import rollout_source
 from orchestra_jax.types import Status, Task, Trajectory
 from tests.processes.others import Prepared
-from tests.rollout.test_stream import Numbers, Rolls, indices, make
+from tests.rollout.test_stream import Numbers, Rolls, Uneven, indices, make
 
 MEMBERS = 2
 TEACH = {0, 3, 4, 8, 9, 11, 13, 14, 15, 19, 20, 22, 25, 26, 30, 33, 34, 37, 39, 40}
@@ -225,23 +224,14 @@ async def test_more_groups_are_replaced_by_as_many(staleness: int):
 
 @pytest.mark.parametrize("staleness", [1, 3])
 async def test_with_more_groups_none_is_too_old_or_begun_for_nothing(staleness: int):
-    versions: dict[int, int] = {}
-    now, delays = 0, itertools.cycle([0, 3, 1, 0, 0, 7, 2])
-
-    async def roll(index: int, task: Task, budget: Budget) -> list[Trajectory]:
-        assert index not in versions
-        versions[index] = now
-        for _ in range(next(delays)):
-            await asyncio.sleep(0)
-        return [Trajectory(task, index, 0, (), Status.COMPLETED, "", "", True, ())]
-
-    stream, seen = make(roll, max_staleness=staleness), list[int]()
-    for step in range(12):
-        now = step
-        for count in (4, step % 4, step % 3):
-            found = await more(stream, step, count) if count else []
-            assert all(step - versions[index] <= staleness for index in found)
+    rolls, seen = Uneven(), list[int]()
+    stream = make(rolls, max_staleness=staleness)
+    for rolls.step in range(12):
+        for count in (4, rolls.step % 4, rolls.step % 3):
+            found = await more(stream, rolls.step, count) if count else []
+            assert all(rolls.step - dict(rolls.begun)[index] <= staleness for index in found)
             seen += found
     await stream.stop()
+    assert len(rolls.begun) == len(dict(rolls.begun)), "a group begins once"
     assert len(seen) == len(set(seen))
     assert set(range(len(seen) - 4 * (staleness + 1))) <= set(seen), "a slow task is waited for in the end"

@@ -55,7 +55,20 @@ class Rolls:
         return [Trajectory(task, index, 0, (), Status.COMPLETED, "", "", True, ())]
 
 
-def make(rolls: Rolls, **options) -> GroupStream:
+class Uneven:
+    """Ends some groups later than others; remembers the step that each began in."""
+
+    def __init__(self) -> None:
+        self.step, self.begun, self.delays = 0, list[tuple[int, int]](), itertools.cycle([0, 3, 1, 0, 0, 9, 2])
+
+    async def __call__(self, index: int, task: Task, budget: Budget) -> list[Trajectory]:
+        self.begun.append((index, self.step))
+        for _ in range(next(self.delays)):
+            await asyncio.sleep(0.001)
+        return [Trajectory(task, index, 0, (), Status.COMPLETED, "", "", True, ())]
+
+
+def make(rolls: Rolls | Uneven, **options) -> GroupStream:
     return GroupStream(rolls, Numbers(4), per_step=4, **options)
 
 
@@ -159,21 +172,12 @@ async def test_of_as_many_as_are_spare_it_is_not_but_they_begin_anew_and_are_wai
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("spare", [0, 3])
 async def test_every_task_is_used_exactly_once_and_none_is_too_old(staleness: int, spare: int):
-    versions: dict[int, int] = {}
-    now, delays = 0, itertools.cycle([0, 3, 1, 0, 0, 7, 2])
-
-    async def roll(index: int, task: Task, budget: Budget) -> list[Trajectory]:
-        versions[index] = now
-        for _ in range(next(delays)):
-            await asyncio.sleep(0.001)
-        return [Trajectory(task, index, 0, (), Status.COMPLETED, "", "", True, ())]
-
-    stream = GroupStream(roll, Numbers(4), per_step=4, max_staleness=staleness, spare=spare)
+    rolls = Uneven()
+    stream = make(rolls, max_staleness=staleness, spare=spare)
     seen: list[int] = []
-    for step in range(12):
-        now = step
-        found = await indices(stream, step)
-        assert all(step - versions[index] <= staleness for index in found)
+    for rolls.step in range(12):
+        found = await indices(stream, rolls.step)
+        assert all(rolls.step - dict(rolls.begun)[index] <= staleness for index in found)
         seen += found
     await stream.stop()
     assert len(seen) == len(set(seen)) == 48
