@@ -32,8 +32,7 @@ OVERSAMPLE = ("rollout.lockstep=false", "rollout.max_staleness=1", "rollout.over
 
 
 async def test_a_step_ends_without_its_slowest_groups_and_the_next_goes_on_with_them():
-    rolls = Rolls()
-    rolls.slow = {1, 3}
+    rolls = Rolls(1, 3)
     stream = make(rolls, max_staleness=1, ahead=2)
     assert await indices(stream, 0) == [0, 2, 4, 5]
     assert (rolls.started, stream.unfinished) == (list(range(6)), 2)
@@ -46,8 +45,7 @@ async def test_a_step_ends_without_its_slowest_groups_and_the_next_goes_on_with_
 
 @pytest.mark.parametrize("staleness", [1, 2])
 async def test_a_group_goes_on_for_as_many_steps_as_its_tokens_may_be_old(staleness: int):
-    rolls = Rolls()
-    rolls.slow = {0}
+    rolls = Rolls(0)
     stream = make(rolls, max_staleness=staleness, ahead=1)
     used = [await indices(stream, version) for version in range(staleness)]
     used.append(await ends_without(rolls, stream, staleness, slow=0))
@@ -76,8 +74,7 @@ async def test_every_group_begins_once_is_trained_once_and_none_is_left_at_the_e
 
 
 async def test_after_a_restart_what_was_under_way_begins_again_and_nothing_is_trained_twice():
-    rolls = Rolls()
-    rolls.slow = {1}
+    rolls = Rolls(1)
     stream = make(rolls, max_staleness=1, ahead=2)
     used = await indices(stream, 0)
     state = stream.get_state()

@@ -199,8 +199,7 @@ async def more(stream: Any, version: int, count: int) -> list[int]:
 
 
 async def test_what_spare_groups_did_is_kept_until_the_step_ends():
-    rolls = Rolls()
-    rolls.slow = {1}
+    rolls = Rolls(1)
     stream = make(rolls, spare=1)
     assert await more(stream, 0, 4) == [0, 2, 3, 4]
     rolls.slow = set()

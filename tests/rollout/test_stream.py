@@ -33,10 +33,10 @@ class Numbers:
 class Rolls:
     """Ends a group when it is told to; remembers when each began."""
 
-    def __init__(self) -> None:
+    def __init__(self, *slow: int) -> None:
         self.started: list[int] = []
         self.cancelled: list[int] = []
-        self.slow: set[int] = set()
+        self.slow = set(slow)
         self.fails: set[int] = set()
         self.budgets: dict[int, str] = {}
 
@@ -99,8 +99,7 @@ async def test_the_next_steps_groups_run_while_the_learner_updates(staleness: in
 
 @pytest.mark.parametrize("staleness", [0, 1])
 async def test_a_group_is_paid_by_the_step_in_which_it_begins(staleness: int):
-    rolls = Rolls()
-    rolls.slow = {1}
+    rolls = Rolls(1)
     stream = make(rolls, max_staleness=staleness, spare=1)
     assert await indices(stream, 0) == [0, 2, 3, 4]
     assert set(rolls.budgets.values()) == {"step 0"}
@@ -114,8 +113,7 @@ async def test_a_group_is_paid_by_the_step_in_which_it_begins(staleness: int):
 
 
 async def test_a_slow_group_is_carried_over_to_a_later_step():
-    rolls = Rolls()
-    rolls.slow = {1}
+    rolls = Rolls(1)
     stream = make(rolls, max_staleness=1, spare=1)
     assert await indices(stream, 0) == [0, 2, 3, 4]
     rolls.slow = set()
@@ -126,8 +124,7 @@ async def test_a_slow_group_is_carried_over_to_a_later_step():
 
 
 async def test_without_staleness_a_slow_spare_group_is_begun_anew():
-    rolls = Rolls()
-    rolls.slow = {1}
+    rolls = Rolls(1)
     stream = make(rolls, spare=1)
     assert await indices(stream, 0) == [0, 2, 3, 4]
     assert rolls.cancelled == [1]
@@ -147,8 +144,7 @@ async def ends_without(rolls: Rolls, stream: GroupStream, version: int, slow: in
 
 
 async def test_a_group_that_would_be_too_old_for_the_next_step_is_waited_for():
-    rolls = Rolls()
-    rolls.slow = {1}
+    rolls = Rolls(1)
     stream = make(rolls, max_staleness=2)
     assert [await indices(stream, version) for version in range(2)] == [[0, 2, 3, 4], [5, 6, 7, 8]]
     assert await ends_without(rolls, stream, 2, slow=1) == [1, 9, 10, 11]
@@ -158,8 +154,7 @@ async def test_a_group_that_would_be_too_old_for_the_next_step_is_waited_for():
 
 
 async def test_of_as_many_as_are_spare_it_is_not_but_they_begin_anew_and_are_waited_for():
-    rolls = Rolls()
-    rolls.slow = {1}
+    rolls = Rolls(1)
     stream = make(rolls, max_staleness=2, spare=1)
     found = [await indices(stream, version) for version in range(3)]
     assert found == [[0, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
@@ -185,8 +180,7 @@ async def test_every_task_is_used_exactly_once_and_none_is_too_old(staleness: in
 
 
 async def test_a_restart_goes_on_with_the_tasks_that_were_not_used():
-    rolls = Rolls()
-    rolls.slow = {1, 6}
+    rolls = Rolls(1, 6)
     stream = make(rolls, max_staleness=1, spare=3)
     used = [*await indices(stream, 0), *await indices(stream, 1)]
     state = stream.get_state()
