@@ -1,5 +1,7 @@
 """Random sequences, and an optimizer that records, for the tests of packing and sharding."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,12 @@ def random_sequences(seed: int, count: int, longest: int = 20) -> list[TokenSequ
         tokens = tuple(rng.integers(1, VOCAB, length).tolist())
         found.append(TokenSequence(tokens, sampled, behaviour, prompt - 1, float(rng.normal())))
     return found
+
+
+def recorder() -> optax.GradientTransformation:
+    """Keeps the gradient as its state and changes no parameter."""
+    zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+    return optax.GradientTransformation(zeros, lambda grads, state, params=None: (zeros(grads), grads))
 
 
 def recording_sgd() -> optax.GradientTransformation:

@@ -15,9 +15,8 @@ from orchestra_jax.rl.losses import LossConfig, policy_loss
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.types import Preference
-from tests.models.trees import drawn_params
 
-from .trajectories import MODEL, task, trajectory, turn
+from .trajectories import MODEL, task, trajectory, turn, weights
 
 # Tokens of each row, and the trajectory that it is of: 0 and 2 forked.
 LENGTHS, OWNERS = np.array([3, 5, 4, 2, 6, 1]), np.array([0, 0, 1, 2, 2, 2])
@@ -117,7 +116,7 @@ def test_rows_in_several_micro_batches_learn_of_each_other(make):
     """The trajectories' rows are longer than a micro-batch; two updates, the second with another policy than `old`."""
     cfg = LearnerConfig(LossConfig(loss="sequence", clip_low=0.9, clip_high=9.0))
     learner = Learner(MODEL, cfg, make_optimizer(OptimizerConfig(learning_rate=0.05, warmup_steps=0)))
-    state = learner.init(drawn_params(MODEL))
+    state = learner.init(weights())
     batches = [learner.with_old_logprobs(state.params, batch) for batch in make(token_rows())]
     assert len(batches) > 2
     assert sum(batch.num_sequences for batch in batches) == pytest.approx(3)

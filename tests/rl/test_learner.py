@@ -13,21 +13,15 @@ import pytest
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.models.lora import LoRA, attach, init_adapters
-from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batch_logprobs import batch_logprobs
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.optimizer import learning_rate, make_optimizer
-from tests.models.trees import drawn_params
 
-from .packed_rows import assert_trees_close
+from .packed_rows import assert_trees_close, recorder
+from .trajectories import MODEL, weights
 
-# One layer: what several do is tested with packed rows, on meshes and in tests/models.
-CONFIG = Qwen3Config(
-    vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
-    tie_word_embeddings=True, initializer_range=0.3,
-)  # fmt: skip
 WIDTH, ROWS = 16, 8
 # One micro-batch; many small ones; one that shares prompts. Few shapes, so few compilations.
 FULL = MicroShapes(WIDTH * ROWS, (WIDTH,), ())
@@ -35,11 +29,6 @@ MICRO = MicroShapes(WIDTH * 2, (WIDTH,), ())
 SHARED = MicroShapes(WIDTH * ROWS, (WIDTH,), (6,), rows_per_prefix=2)
 
 PERCENTILES = ("ratio_p01", "ratio_p50", "ratio_p99", "importance_p01", "importance_p99")
-
-
-@functools.cache
-def weights(seed: int = 0) -> dict:
-    return drawn_params(CONFIG, seed)
 
 
 def make_rows(seed: int = 0, count: int = 7, members: int = 3) -> list[TokenSequence]:
@@ -67,8 +56,8 @@ def padded(rows) -> tuple[np.ndarray, np.ndarray]:
 @functools.partial(jax.jit, static_argnames="temperature")
 def naive_scores(params, tokens, mask, temperature=1.0):
     """Log-probs and entropies of masked tokens by log_softmax of all logits of the whole rows."""
-    hidden, _ = forward(params, CONFIG, tokens, jnp.broadcast_to(jnp.arange(WIDTH), tokens.shape))
-    table = jax.nn.log_softmax(logits(params, CONFIG, hidden)[:, :-1] / temperature)
+    hidden, _ = forward(params, MODEL, tokens, jnp.broadcast_to(jnp.arange(WIDTH), tokens.shape))
+    table = jax.nn.log_softmax(logits(params, MODEL, hidden)[:, :-1] / temperature)
     chosen = jnp.take_along_axis(table, tokens[:, 1:, None], axis=-1)[..., 0]
     entropy = -(jnp.exp(table) * table).sum(-1)
     return tuple(jnp.pad(x, ((0, 0), (1, 0))) * mask for x in (chosen, entropy))
@@ -81,16 +70,10 @@ def naive_supervised_loss(params, rows):
     return -(naive_scores(params, tokens, mask)[0] * weights[:, None]).sum() / mask.sum()
 
 
-def recorder() -> optax.GradientTransformation:
-    """Keeps the gradient as its state and changes no parameter."""
-    zeros = functools.partial(jax.tree.map, jnp.zeros_like)
-    return optax.GradientTransformation(zeros, lambda grads, state, params=None: (zeros(grads), grads))
-
-
 @functools.cache
 def learner(**loss) -> Learner:
     cfg = LearnerConfig(LossConfig(**{"clip_low": 0.6, "clip_high": 3.0} | loss), entropy_coef=0.02, temperature=0.8)
-    return Learner(CONFIG, cfg, recorder())
+    return Learner(MODEL, cfg, recorder())
 
 
 KL = {"kl_coef": 0.3, "kl": "k3", "importance": "tis"}
@@ -117,7 +100,7 @@ def supervised_gradient(rows, shapes):
 def test_scores_equal_log_softmax_of_the_whole_rows(shapes, chunk):
     rows = make_rows()
     (batch,) = micro_batches(rows, shapes)
-    score = jax.jit(functools.partial(batch_logprobs, config=CONFIG, temperature=0.7, chunk=chunk))
+    score = jax.jit(functools.partial(batch_logprobs, config=MODEL, temperature=0.7, chunk=chunk))
     found = score(weights(), batch=batch)
     expected = naive_scores(weights(), *padded(rows), temperature=0.7)
     for values, wanted in zip(found, expected, strict=True):
@@ -212,7 +195,7 @@ def test_the_gradient_of_a_trajectory_ratio_is_a_mean_over_tokens_like_all_other
     of trajectories nor with their number."""
 
     made = {
-        loss: Learner(CONFIG, LearnerConfig(LossConfig(loss, kl_coef=0.3), own_old=True), recorder())
+        loss: Learner(MODEL, LearnerConfig(LossConfig(loss, kl_coef=0.3), own_old=True), recorder())
         for loss in ("sequence", "grpo")
     }
 
@@ -261,7 +244,7 @@ def test_what_was_not_sampled_carries_no_loss():
 @functools.cache
 def plain_learner() -> Learner:
     """Neither entropy bonus nor KL, and a normaliser that does not depend on the rows."""
-    return Learner(CONFIG, LearnerConfig(LossConfig("dr_grpo", constant=50.0)), recorder())
+    return Learner(MODEL, LearnerConfig(LossConfig("dr_grpo", constant=50.0)), recorder())
 
 
 def with_advantage(row: TokenSequence, advantage: float) -> TokenSequence:
@@ -282,7 +265,7 @@ def test_rows_without_advantage_change_nothing():
 def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
     rows = [with_advantage(row, 1.0 if i % 2 else -1.0) for i, row in enumerate(make_rows(members=1))]
     (batch,) = micro_batches(rows, FULL)
-    made = Learner(CONFIG, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-3)))
+    made = Learner(MODEL, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-3)))
     scores = np.asarray(made.with_old_logprobs(weights(), batch).old_logprobs)
     # On-policy: behaviour log-probs are the policy's own.
     on_policy = [
@@ -302,7 +285,7 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
 
 
 def test_no_gradient_leaves_every_bit_of_the_parameters():
-    made = Learner(CONFIG, plain_learner().cfg, make_optimizer(OptimizerConfig(0.1)))
+    made = Learner(MODEL, plain_learner().cfg, make_optimizer(OptimizerConfig(0.1)))
     rows = [with_advantage(row, 0.0) for row in make_rows()]
     state, metrics = made.policy_step(made.init(weights()), micro_batches(rows, FULL))
     assert metrics["grad_norm"] == metrics["update_norm"] == 0
@@ -310,7 +293,7 @@ def test_no_gradient_leaves_every_bit_of_the_parameters():
 
 
 def test_supervised_steps_lower_the_loss():
-    made = Learner(CONFIG, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-2)))
+    made = Learner(MODEL, LearnerConfig(LossConfig()), make_optimizer(OptimizerConfig(1e-2)))
     state, batches = made.init(weights()), micro_batches(make_rows(), FULL)
     losses = []
     for _ in range(5):
@@ -335,7 +318,7 @@ def as_bytes(tree) -> list[bytes]:
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_reported():
-    made = Learner(CONFIG, plain_learner().cfg, make_optimizer(OptimizerConfig(1e-2, warmup_steps=3)))
+    made = Learner(MODEL, plain_learner().cfg, make_optimizer(OptimizerConfig(1e-2, warmup_steps=3)))
     rows = make_rows()
     state, metrics = made.policy_step(made.init(weights()), micro_batches(rows, MICRO))
     assert metrics["skipped"] == 0
@@ -380,14 +363,14 @@ ADAPTERS = LoRA(rank=2, alpha=6.0, targets=("q", "v", "down"))
 
 def some_adapters():
     """Adapters that change the policy: B is not zero."""
-    fresh = init_adapters(jax.random.key(4), CONFIG, ADAPTERS)
+    fresh = init_adapters(jax.random.key(4), MODEL, ADAPTERS)
     leaves, treedef = jax.tree.flatten(fresh)
     keys = jax.random.split(jax.random.key(5), len(leaves))
     return treedef.unflatten([0.3 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)])
 
 
 def test_adapters_have_the_gradient_of_the_adapted_policy_and_the_base_stays():
-    made = Learner(CONFIG, learner(**KL).cfg, recorder(), adapters=ADAPTERS)
+    made = Learner(MODEL, learner(**KL).cfg, recorder(), adapters=ADAPTERS)
     rows, adapters = make_rows(), some_adapters()
 
     @jax.jit
@@ -405,9 +388,9 @@ def test_adapters_have_the_gradient_of_the_adapted_policy_and_the_base_stays():
 
 
 def test_adapters_train_against_their_own_base():
-    made = Learner(CONFIG, learner(**KL).cfg, make_optimizer(OptimizerConfig(1e-2)), adapters=ADAPTERS)
+    made = Learner(MODEL, learner(**KL).cfg, make_optimizer(OptimizerConfig(1e-2)), adapters=ADAPTERS)
     (batch,) = micro_batches(make_rows(), FULL)
-    state = made.init(init_adapters(jax.random.key(4), CONFIG, ADAPTERS))
+    state = made.init(init_adapters(jax.random.key(4), MODEL, ADAPTERS))
     batch = made.with_ref_logprobs(weights(), made.with_old_logprobs(state.params, batch, base=weights()))
     np.testing.assert_allclose(batch.ref_logprobs, batch.old_logprobs, atol=1e-6)  # fresh adapters change nothing
     before = as_bytes(state.params)

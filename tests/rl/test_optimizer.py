@@ -8,14 +8,12 @@ import pytest
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.lora import LoRA, abstract_adapters
-from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.optimizer import layer_matrices, make_optimizer
 from tests.models.trees import drawn_params
 
-CONFIG = Qwen3Config(
-    vocab_size=40, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8,
-    tie_word_embeddings=False, initializer_range=0.3,
-)  # fmt: skip
+from .trajectories import MODEL
+
+CONFIG = MODEL.replace(vocab_size=40, num_layers=3, tie_word_embeddings=False)
 MUON = OptimizerConfig(0.1, "muon", b2=0.95, max_grad_norm=1e9, adam_learning_rate=0.01)
 
 

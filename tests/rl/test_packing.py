@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra_jax.models.attention.cudnn import max_segments, segment_table
-from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.distributed import shape_of
 from orchestra_jax.rl.learner import Learner, LearnerConfig
@@ -18,12 +17,10 @@ from orchestra_jax.rl.setup import policy_batches, policy_shapes
 from tests.models.trees import drawn_params
 from tests.training.test_trainer import config
 
-from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
+from .packed_rows import assert_trees_close, random_sequences, recording_sgd
+from .trajectories import MODEL
 
-CONFIG = Qwen3Config(
-    vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
-    tie_word_embeddings=True, initializer_range=0.3,
-)  # fmt: skip
+CONFIG = MODEL.replace(num_layers=2)
 
 
 @functools.cache

@@ -16,8 +16,9 @@ from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rollout.first_calls import first_call_speaker
 from orchestra_jax.types import Status
-from tests.rl.packed_rows import assert_trees_close
-from tests.rl.test_learner import CONFIG, FULL, naive_scores, padded, recorder, weights
+from tests.rl.packed_rows import assert_trees_close, recorder
+from tests.rl.test_learner import FULL, naive_scores, padded
+from tests.rl.trajectories import MODEL, weights
 from tests.rollout.scripted import ANSWER, TASK, TOOLS, make, roll
 
 END = replace(TOOLS[-1], terminal=True)
@@ -96,7 +97,7 @@ def test_the_loss_then_has_the_gradient_of_the_expected_reward():
         for answer, reward in zip(answers, rewards, strict=True)
     ]
     loss = replace(WEIGHTED, importance_cap=1e6)
-    made = Learner(CONFIG, LearnerConfig(loss, own_old=True), recorder())
+    made = Learner(MODEL, LearnerConfig(loss, own_old=True), recorder())
     state, _ = made.policy_step(made.init(weights()), micro_batches(rows, FULL))
     tokens, mask = padded(rows)
 

@@ -11,8 +11,7 @@ from orchestra_jax.rl import forks
 from orchestra_jax.rl.setup import policy_learner, policy_shapes, ratio_spans_rows
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Turn
-from tests.models.trees import drawn_params
-from tests.rl.trajectories import MODEL, task, trajectory
+from tests.rl.trajectories import MODEL, task, trajectory, weights
 
 
 def forked(count):
@@ -42,7 +41,7 @@ def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch,
 
     monkeypatch.setattr(forks, "with_other_log_ratios", told)
     learner = policy_learner(cfg.algorithm, cfg.rollout, cfg.steps, MODEL)
-    state = learner.init(drawn_params(MODEL))
+    state = learner.init(weights())
     advantages = np.array([1.0, -1.0, 0.5, -0.5], np.float32)
     shapes = policy_shapes(algorithm, cfg.model, limits.max_length, history)
     spans_rows = ratio_spans_rows(algorithm.loss, history)
@@ -78,7 +77,7 @@ def test_an_update_that_shares_beginnings_is_the_one_that_does_not():
         )  # fmt: skip
         cfg = RunConfig(algorithm=algorithm)
         learner = policy_learner(algorithm, cfg.rollout, 1, MODEL)
-        state = learner.init(drawn_params(MODEL))
+        state = learner.init(weights())
         shapes = policy_shapes(algorithm, cfg.model, 64, History.drop_thinking)
         state, (found,) = update(algorithm, shapes, learner, state, trajectories, np.array([1.0, -1.0, 0.5, -0.5]))
         gradients.append(found["grad_norm"])

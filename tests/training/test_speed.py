@@ -10,7 +10,6 @@ import jax
 import pytest
 
 from orchestra_jax.models.flops import forward_flops
-from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sizes import num_params
 from orchestra_jax.rollout.source import RolloutSource
 from orchestra_jax.training import rewards, trainer
@@ -21,7 +20,7 @@ from orchestra_jax.training.profiling import FOLDER
 from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.speed import gpu_of, lengths, shares
 from orchestra_jax.types import Preference, Trajectory, Turn, Usage
-from tests.rl.trajectories import task, trajectory
+from tests.rl.trajectories import MODEL, task, trajectory
 from tests.training.micro import score_by_index
 from tests.training.test_trainer import MICRO, config
 
@@ -67,10 +66,7 @@ def test_lengths_and_turns_are_told_by_percentiles_and_powers_of_two() -> None:
 
 
 def test_flops_are_two_for_a_weight_and_token_and_those_of_attention() -> None:
-    model = Qwen3Config(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8,
-        tie_word_embeddings=True,
-    )  # fmt: skip
+    model = MODEL.replace(num_layers=3)
     layers = num_params(model) - 32 * 16
     assert forward_flops(model, 10, 4, 58) == 10 * 2 * layers + 4 * 2 * 32 * 16 + 2 * 58 * 2 * 8 * 3
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -20,18 +19,13 @@ from orchestra_jax.training.metrics import update_metrics
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Trajectory, Turn
 from tests.config.test_checks import compose
-from tests.models.trees import drawn_params
-from tests.rl.trajectories import MODEL, task, trajectory
+from tests.rl.packed_rows import recorder
+from tests.rl.trajectories import MODEL, task, trajectory, weights
 
 TASK = task("task", "", Preference("", "", {}))
 GROUPS, MEMBERS = 8, 2
 ADVANTAGES = np.zeros(GROUPS * MEMBERS, np.float32)
 ADVANTAGES[:MEMBERS] = 1.0, -1.0  # of eight groups one is kept
-
-
-@functools.cache
-def weights() -> dict:
-    return drawn_params(MODEL)
 
 
 def trajectories(count: int, lengths: tuple[int, int] = (6, 20), seed: int = 0) -> list[Trajectory]:
@@ -65,12 +59,6 @@ def run_config(loss: LossConfig, longest: int = 32, **algorithm) -> RunConfig:
     } | algorithm
     rollout = RolloutConfig(limits=RolloutLimits(max_turns=2, max_length=longest, max_new_tokens=longest))
     return RunConfig(algorithm=AlgorithmConfig(loss=loss, **algorithm), rollout=rollout)
-
-
-def recorder() -> optax.GradientTransformation:
-    """Keeps the gradient as its state and changes no parameter."""
-    zeros = functools.partial(jax.tree.map, jnp.zeros_like)
-    return optax.GradientTransformation(zeros, lambda grads, state, params=None: (zeros(grads), grads))
 
 
 @functools.cache

@@ -21,8 +21,8 @@ from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.training.loggers.scored import _of_this_process, own_logprobs
 from orchestra_jax.training.update import update
 from orchestra_jax.types import Preference, Trajectory, Turn
-from tests.rl.trajectories import task, trajectory
-from tests.training.test_update import MODEL, recorder, weights
+from tests.rl.packed_rows import recorder
+from tests.rl.trajectories import MODEL, task, trajectory, weights
 
 TASK = task("task", "", Preference("", "", {}))
 
