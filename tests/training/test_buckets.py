@@ -9,9 +9,6 @@ import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from etils import epath
 
@@ -23,7 +20,9 @@ from orchestra_jax.training.checkpoint_names import checkpoint_folder, newest_ch
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.resuming import restored_arrays
 from orchestra_jax.training.trainer import Trainer
+from tests.models.trees import assert_same
 from tests.training.fake_gcs import Store, serving
+from tests.training.test_checkpointing import tree
 from tests.training.test_trainer import MICRO, config, train_here
 
 pytestmark = pytest.mark.skipif(find_spec("gcsfs") is None, reason="gcsfs is not installed")
@@ -44,16 +43,6 @@ def folder(server: Store, request: pytest.FixtureRequest) -> str:
 
 def opened(folder: str, keep: int = 2) -> Checkpoints:
     return Checkpoints(checkpoint_folder("unused", folder), keep)
-
-
-def tree(number: float) -> dict[str, jax.Array]:
-    return {"w": jnp.arange(3000.0).reshape(30, 100) + number, "half": jnp.arange(4, dtype=jnp.bfloat16) * number}
-
-
-def assert_same(a: object, b: object) -> None:
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
 def test_the_newest_are_kept_and_come_back_bit_for_bit(folder: str):

@@ -6,13 +6,13 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 from orchestra_jax.rl.objectives import init_state
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.resuming import restored_arrays
+from tests.models.trees import assert_same
 
 
 def tree(seed: float) -> dict[str, jax.Array]:
@@ -23,14 +23,6 @@ def tree(seed: float) -> dict[str, jax.Array]:
         "count": jnp.asarray(int(seed), jnp.int32),
         "odd": jnp.array([jnp.nan, -jnp.inf, 1e-40]),
     }
-
-
-def assert_bit_equal(a, b) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype
-        assert x.shape == y.shape
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
 @pytest.fixture
@@ -58,7 +50,7 @@ def test_round_trip_is_bit_equal_in_a_new_manager(checkpoints, tmp_path):
     assert json.loads(json.dumps(later.peek())) == meta
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
     for wanted in (jax.tree.map(jnp.zeros_like, arrays), like):
-        assert_bit_equal(restored_arrays(later, wanted), arrays)
+        assert_same(restored_arrays(later, wanted), arrays)
     later.close()
 
 
@@ -68,7 +60,7 @@ def test_a_train_state_comes_back_as_one(checkpoints):
     checkpoints.close()
     restored = restored_arrays(checkpoints, init_state({"w": jnp.zeros((3, 5))}, optax.adamw(1e-3)))
     assert type(restored) is type(state)
-    assert_bit_equal(restored, state)
+    assert_same(restored, state)
 
 
 def test_shardings_are_those_of_like(checkpoints):
@@ -81,7 +73,7 @@ def test_shardings_are_those_of_like(checkpoints):
     for sharding in (split, whole):
         restored = restored_arrays(checkpoints, {"x": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)})["x"]
         assert restored.sharding == sharding
-        assert_bit_equal(restored, array)
+        assert_same(restored, array)
 
 
 def test_arrays_may_be_donated_once_save_returns(checkpoints):
@@ -90,7 +82,7 @@ def test_arrays_may_be_donated_once_save_returns(checkpoints):
     gone = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(arrays["x"])
     gone.block_until_ready()
     checkpoints.close()
-    assert_bit_equal(restored_arrays(checkpoints, {"x": gone})["x"], jnp.full((500_000,), 3.0))
+    assert_same(restored_arrays(checkpoints, {"x": gone})["x"], jnp.full((500_000,), 3.0))
 
 
 def test_the_newest_are_kept(checkpoints, tmp_path):
@@ -101,7 +93,7 @@ def test_the_newest_are_kept(checkpoints, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["5", "9"]
     later = reopened(tmp_path)
     assert later.peek() == {"step": 9}
-    assert_bit_equal(restored_arrays(later, tree(0.0)), tree(9))
+    assert_same(restored_arrays(later, tree(0.0)), tree(9))
     later.close()
 
 
@@ -110,7 +102,7 @@ def test_saving_a_step_again_does_nothing(checkpoints):
     checkpoints.save(4, tree(2.0), {"first": False})
     checkpoints.close()
     assert checkpoints.peek() == {"first": True}
-    assert_bit_equal(restored_arrays(checkpoints, tree(0.0)), tree(1.0))
+    assert_same(restored_arrays(checkpoints, tree(0.0)), tree(1.0))
 
 
 def test_a_half_written_step_is_ignored_and_can_be_saved_again(checkpoints, tmp_path):
@@ -124,11 +116,11 @@ def test_a_half_written_step_is_ignored_and_can_be_saved_again(checkpoints, tmp_
 
     later = reopened(tmp_path)
     assert later.peek() == {"step": 1}
-    assert_bit_equal(restored_arrays(later, tree(0.0)), tree(1.0))
+    assert_same(restored_arrays(later, tree(0.0)), tree(1.0))
     later.save(2, tree(2.0), {"step": 2})
     later.close()
     assert later.peek() == {"step": 2}
-    assert_bit_equal(restored_arrays(later, tree(0.0)), tree(2.0))
+    assert_same(restored_arrays(later, tree(0.0)), tree(2.0))
 
 
 KILLED = """
@@ -154,5 +146,5 @@ def test_a_process_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
     meta = later.peek()
     assert meta in ({"step": 1}, {"step": 2})  # as a rule 1, but the disk may have been quick
     size = {1: 1000, 2: 5_000_000}[meta["step"]]
-    assert_bit_equal(restored_arrays(later, {"x": jnp.zeros(size)})["x"], jnp.full((size,), float(meta["step"])))
+    assert_same(restored_arrays(later, {"x": jnp.zeros(size)})["x"], jnp.full((size,), float(meta["step"])))
     later.close()

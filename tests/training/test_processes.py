@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from orchestra_jax.models import checkpoint
@@ -27,7 +26,16 @@ from orchestra_jax.training.damaged import problem
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.processes.running import free_port, lines, start, wait
 from tests.training.fake_gcs import serving
-from tests.training.test_trainer import DRIVER, MICRO, config, summary, transcripts, untimed
+from tests.training.test_trainer import (
+    DRIVER,
+    MICRO,
+    assert_same_arrays,
+    config,
+    final_arrays,
+    summary,
+    transcripts,
+    untimed,
+)
 
 STEPS = 4
 SMALL = (
@@ -136,25 +144,10 @@ def assert_ended(ended: list, *codes: int) -> None:
     assert [process.returncode for process in ended] == list(codes), "\n".join(process.stderr for process in ended)
 
 
-def arrays(folder: Path) -> list[np.ndarray]:
-    """Every array of the newest checkpoint, whatever devices it was saved from."""
-    newest = newest_checkpoint(folder / "checkpoints") / "arrays"
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    with ocp.StandardCheckpointer() as checkpointer:
-        saved = checkpointer.metadata(newest).item_metadata.tree
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), saved)
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(checkpointer.restore(newest, like))]
-
-
 def furthest(one: Path, other: Path) -> float:
     """The largest difference of two runs' newest arrays."""
-    pairs = zip(arrays(one), arrays(other), strict=True)
+    pairs = zip(final_arrays(one), final_arrays(other), strict=True)
     return max(float(np.abs(x.astype(np.float64) - y).max(initial=0.0)) for x, y in pairs)
-
-
-def assert_same_bits(one: Path, other: Path) -> None:
-    for x, y in zip(arrays(one), arrays(other), strict=True):
-        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +193,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_bit_for_bit(tmp_pat
         assert_ended(ended, *(-signal.SIGKILL if index == lost else GONE for index in range(2)))
         assert f"Process {lost} of 2 is gone, so process {1 - lost} ends too" in ended[1 - lost].stderr
     assert_ended(run(tmp_path, policy), 0, 0)
-    assert_same_bits(tmp_path, whole)
+    assert_same_arrays(tmp_path, whole)
     assert untimed(read_metrics(tmp_path)) == untimed(read_metrics(whole))
     assert transcripts(tmp_path) == transcripts(whole)
 
@@ -250,7 +243,7 @@ def test_what_ends_the_rollouts_of_one_process_ends_both(tmp_path: Path, policy:
         assert f"Stopped after step {step} of policy{words}" in sentence
         assert lines(second.stderr) == []
     assert_ended(run(tmp_path, policy), 0, 0)
-    assert_same_bits(tmp_path, whole)
+    assert_same_arrays(tmp_path, whole)
 
 
 @pytest.mark.release
@@ -331,7 +324,7 @@ def test_twenty_steps_and_ten_kills(tmp_path: Path, policy: Path):
             assert killed[-1][-1] < 60
     assert_ended(run(tmp_path / "killed", policy, *long, devices=8), 0, 0)
     assert len(killed) >= 8
-    assert_same_bits(tmp_path / "killed", tmp_path / "two")
+    assert_same_arrays(tmp_path / "killed", tmp_path / "two")
     assert difference < 1e-4
 
 

@@ -24,7 +24,7 @@ from orchestra_jax.types import Preference, Trajectory, Usage
 from tests.rl.trajectories import task, trajectory, turn
 from tests.training import test_processes, test_trainer
 from tests.training.test_processes import assert_ended, assert_same_bits
-from tests.training.test_trainer import DRIVER, MICRO, complaints, final_arrays, train, transcripts, untimed
+from tests.training.test_trainer import DRIVER, MICRO, assert_same_arrays, complaints, train, transcripts, untimed
 
 MEMBERS = 2
 CFG = RunConfig(
@@ -147,8 +147,7 @@ def test_a_run_that_takes_more_groups_resumes_bit_for_bit(tmp_path: Path):
     rows = read_metrics(whole)
     assert untimed(read_metrics(killed)) == untimed(rows)
     assert transcripts(killed) == transcripts(whole)
-    for x, y in zip(final_arrays(whole), final_arrays(killed), strict=True):
-        assert x.tobytes() == y.tobytes()
+    assert_same_arrays(whole, killed)
     for row in rows:
         assert row["groups/kept"] * row["groups/collected"] == pytest.approx(row["groups/taught"])
         assert row["groups/taught"] == 2 or row["groups/collected"] == 8
@@ -160,8 +159,7 @@ def test_a_run_in_which_all_groups_teach_is_that_without_the_key(tmp_path: Path)
     assert train(tmp_path / "with", *REFILL).returncode == 0
     assert train(tmp_path / "without", *[key for key in REFILL if "refill" not in key]).returncode == 0
     assert transcripts(tmp_path / "with") == transcripts(tmp_path / "without")
-    for x, y in zip(final_arrays(tmp_path / "with"), final_arrays(tmp_path / "without"), strict=True):
-        assert x.tobytes() == y.tobytes()
+    assert_same_arrays(tmp_path / "with", tmp_path / "without")
 
 
 @pytest.mark.release

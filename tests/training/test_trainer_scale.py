@@ -16,7 +16,7 @@ from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.training.adapters import starting_adapters
 from orchestra_jax.training.build import preflight
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from tests.training.test_trainer import MICRO, config, final_arrays, reference, train, train_here
+from tests.training.test_trainer import MICRO, assert_same_arrays, config, final_arrays, reference, train, train_here
 
 __all__ = ["reference"]  # a fixture
 
@@ -54,8 +54,7 @@ def test_a_run_on_a_mesh_resumes_bit_for_bit(tmp_path: Path):
     assert train(tmp_path / "killed", *SMALL, *mesh, stop="policy 2 SIGKILL").returncode == -9
     done = train(tmp_path / "killed", *SMALL, *mesh)
     assert done.returncode == 0, done.stderr
-    for wanted, found in zip(final_arrays(tmp_path / "whole"), final_arrays(tmp_path / "killed"), strict=True):
-        np.testing.assert_array_equal(wanted, found)
+    assert_same_arrays(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_the_exported_policy_is_the_trained_one(reference: Path):
