@@ -4,6 +4,7 @@ A task of a step is a sample, each member of its group an epoch of it.
 """
 
 import datetime
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,24 +46,13 @@ def write_logs(groups: Iterable[StoredGroup], folder: Path, *, name: str, reward
         raise ImportError("Logs of Inspect need inspect-ai: pip install 'orchestra-jax[inspect]'.") from None
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for step, members in _by_step(groups):
+    for step, members in itertools.groupby(groups, key=lambda group: group.step):
         samples = [sample for group in members for sample in _samples(group, name, reward)]
         file = folder / f"step-{step:06d}.eval"
         file.unlink(missing_ok=True)
         write_eval_log(_log(step, name, samples), str(file), format="eval")
         written.append(file)
     return written
-
-
-def _by_step(groups: Iterable[StoredGroup]) -> Iterator[tuple[int, list[StoredGroup]]]:
-    gathered: list[StoredGroup] = []
-    for group in groups:
-        if gathered and group.step != gathered[0].step:
-            yield gathered[0].step, gathered
-            gathered = []
-        gathered.append(group)
-    if gathered:
-        yield gathered[0].step, gathered
 
 
 def _log(step: int, name: str, samples: Sequence["EvalSample"]) -> Any:
