@@ -30,7 +30,7 @@ def test_the_example_is_measured_by_its_name(tmp_path: Path, monkeypatch: pytest
         evaluation=EvaluationConfig(benchmarks=[name], questions=12, greedy=False),
     )
     chat, environment = make_chat(cfg), make_environment(cfg)
-    engine = ParrotEngine((*chat.encode("Oslo"), chat.stop_ids[0]))
+    engine = ParrotEngine(chat)
     collector = make_collector(cfg, environment, chat)
     evaluator = Evaluator(cfg, collector, engine, Budget())  # type: ignore[arg-type]
     figures = asyncio.run(evaluator.evaluate())[name]

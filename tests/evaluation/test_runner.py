@@ -40,10 +40,10 @@ REWARD = RewardConfig(tool_feature=ToolFeature.share)
 
 
 class ParrotEngine:
-    """Always says the same; notes the temperature and seed of every generation."""
+    """Always says "Oslo"; notes the temperature and seed of every generation."""
 
-    def __init__(self, token_ids: tuple[int, ...]) -> None:
-        self.token_ids = token_ids
+    def __init__(self, chat: ChatFormat) -> None:
+        self.token_ids = (*chat.encode("Oslo"), chat.stop_ids[0])
         self.asked: list[tuple[float, int | None]] = []
 
     async def generate(self, ids: Sequence[int], params: SamplingParams, *, session: object = None) -> Generation:
@@ -73,8 +73,7 @@ def collector(world: QuickstartWorld) -> Iterator[Collector]:
 
 @pytest.fixture
 def parrot(collector: Collector) -> ParrotEngine:
-    chat = collector.chat
-    return ParrotEngine((*chat.encode("Oslo"), chat.stop_ids[0]))
+    return ParrotEngine(collector.chat)
 
 
 class Posed(QuickstartEnvironment):
@@ -91,14 +90,15 @@ class Posed(QuickstartEnvironment):
         return {kind: [tasks[k] for tasks in posed] for k, kind in enumerate(kinds)} if posed else {}
 
 
-def make(world: QuickstartWorld, collector: Collector, engine: ParrotEngine, count: int = 12, swap=True, **settings):
+def make(collector: Collector, engine: Any, *rest: Any, count: int = 12, swap: bool = True, **settings) -> Evaluator:
+    """`rest` are a directory and processes."""
     cfg = replace(RunConfig(), evaluation=EvaluationConfig(questions=count, **settings), reward=REWARD)
     collector.environment.swap = swap
-    return Evaluator(cfg, collector, engine, Budget())  # type: ignore[arg-type]
+    return Evaluator(cfg, collector, engine, Budget(), *rest)
 
 
-def test_evaluate_measures_both_temperatures_and_the_swap(world, collector, parrot):
-    evaluator = make(world, collector, parrot)
+def test_evaluate_measures_both_temperatures_and_the_swap(collector, parrot):
+    evaluator = make(collector, parrot)
     results = asyncio.run(evaluator.evaluate())
     assert results.keys() == {"held_out", "preference_swap"}
     found = results["held_out"]
@@ -114,9 +114,9 @@ def test_evaluate_measures_both_temperatures_and_the_swap(world, collector, parr
         assert (figures["model_calls"], figures["strongest_share"], figures["own_share"]) == (0.0, None, None)
 
 
-def test_a_world_that_names_a_rival_has_a_verdict(world, collector, parrot, monkeypatch):
+def test_a_world_that_names_a_rival_has_a_verdict(collector, parrot, monkeypatch):
     monkeypatch.setattr(Posed, "rival", ("strongest_expert", "Next: go on."))
-    evaluator = make(world, collector, parrot)
+    evaluator = make(collector, parrot)
     results = asyncio.run(evaluator.evaluate())
     for figures in (results["held_out"], results["held_out"]["greedy"]):
         told, last = figures["verdict"].splitlines()
@@ -131,7 +131,7 @@ def test_a_world_that_names_a_rival_has_a_verdict(world, collector, parrot, monk
 def test_a_benchmark_of_ones_own_is_measured_beside_the_others(world, collector, parrot, monkeypatch, tmp_path):
     (tmp_path / "three.py").write_text("def tasks(environment, cfg):\n    return environment.held_out(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    evaluator = make(world, collector, parrot, benchmarks=["three:tasks", "held_out"])
+    evaluator = make(collector, parrot, benchmarks=["three:tasks", "held_out"])
     results = asyncio.run(evaluator.evaluate())
     assert list(results) == ["three:tasks", "held_out"]
     assert results["three:tasks"]["accuracy"] == sum("Oslo" in world.task("eval", n).answer for n in range(3)) / 3
@@ -139,23 +139,23 @@ def test_a_benchmark_of_ones_own_is_measured_beside_the_others(world, collector,
     assert "utility" not in results["three:tasks"]  # its scale is set by scripts on the held-out tasks
 
 
-def test_no_question_is_no_evaluation_and_an_unknown_name_is_an_error(world, collector, parrot):
-    evaluator = make(world, collector, parrot, count=0)
+def test_no_question_is_no_evaluation_and_an_unknown_name_is_an_error(collector, parrot):
+    evaluator = make(collector, parrot, count=0)
     assert asyncio.run(evaluator.evaluate()) == asyncio.run(evaluator.baselines()) == {}
     with pytest.raises(ConfigError, match=r"evaluation.benchmarks=heldout .*did you mean held_out"):
-        make(world, collector, parrot, benchmarks=["heldout"])
+        make(collector, parrot, benchmarks=["heldout"])
 
 
 @pytest.mark.parametrize("settings", [{"greedy": False}, {"temperature": 0.0}])
-def test_greedy_is_measured_once_at_most(world, collector, parrot, settings):
-    found = asyncio.run(make(world, collector, parrot, swap=False, **settings).evaluate())
+def test_greedy_is_measured_once_at_most(collector, parrot, settings):
+    found = asyncio.run(make(collector, parrot, swap=False, **settings).evaluate())
     assert len(parrot.asked) == 12
     assert found.keys() == {"held_out"}
     assert "greedy" not in found["held_out"]
 
 
-def test_evaluations_sample_alike_before_and_after(world, collector, parrot):
-    evaluator = make(world, collector, parrot)
+def test_evaluations_sample_alike_before_and_after(collector, parrot):
+    evaluator = make(collector, parrot)
     first = asyncio.run(evaluator.evaluate())
     asked, parrot.asked = parrot.asked, []
     assert asyncio.run(evaluator.evaluate()) == first
@@ -163,8 +163,8 @@ def test_evaluations_sample_alike_before_and_after(world, collector, parrot):
     assert len(set(asked[:12])) == 12  # every question with a seed of its own
 
 
-def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(world, collector, parrot, monkeypatch):
-    evaluator = make(world, collector, parrot, count=40)
+def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(collector, parrot, monkeypatch):
+    evaluator = make(collector, parrot, count=40)
     played = []
     play = collector.play
 
@@ -196,19 +196,18 @@ def test_baselines_are_the_scripts_on_the_same_tasks_and_played_once(world, coll
 
 
 @pytest.mark.parametrize("name", ["random_tool", "random", "cheapest_first", "expert/expert_small"])
-def test_a_baseline_is_a_policy_that_goes_on_where_it_stopped(world, collector, parrot, tmp_path, monkeypatch, name):
-    settings = make(world, collector, parrot, swap=False).cfg
+def test_a_baseline_is_a_policy_that_goes_on_where_it_stopped(collector, parrot, tmp_path, monkeypatch, name):
     chosen = baseline(collector.environment, name, collector.environment.held_out(12), most=3)
 
     def evaluated() -> dict[str, Any]:
-        evaluator = Evaluator(settings, collector, chosen, Budget(), tmp_path)  # type: ignore[arg-type]
+        evaluator = make(collector, chosen, tmp_path, swap=False)
         return asyncio.run(evaluator.evaluate("policy", f"baseline:{name}"))["held_out"]
 
     found = evaluated()
     assert "greedy" not in found  # a script has no temperature
     assert found["failed"] == 0
     if name in BASELINES:
-        row = asyncio.run(make(world, collector, parrot, swap=False).baselines())[name]
+        row = asyncio.run(make(collector, parrot, swap=False).baselines())[name]
         assert {key: found[key] for key in row} == row
     file = tmp_path / "policy" / "held_out.t1.jsonl"
     lines = file.read_text().splitlines(keepends=True)
@@ -227,8 +226,8 @@ def test_a_baseline_is_a_policy_that_goes_on_where_it_stopped(world, collector, 
     assert sorted(file.read_text().splitlines(keepends=True)) == sorted(lines)
 
 
-def test_utility_of_a_policy_is_on_the_baselines_scale(world, collector, parrot):
-    evaluator = make(world, collector, parrot, swap=False)
+def test_utility_of_a_policy_is_on_the_baselines_scale(collector, parrot):
+    evaluator = make(collector, parrot, swap=False)
     found = asyncio.run(evaluator.evaluate())["held_out"]
     # Free and instant, but a fixed word is hardly ever right; only right answers have utility.
     assert 0.0 <= found["utility"] <= found["accuracy"]
@@ -237,10 +236,9 @@ def test_utility_of_a_policy_is_on_the_baselines_scale(world, collector, parrot)
 
 def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, collector, parrot, tmp_path):
     def evaluator() -> Evaluator:
-        found = make(world, collector, parrot)
-        return Evaluator(found.cfg, collector, parrot, Budget(), tmp_path)  # type: ignore[arg-type]
+        return make(collector, parrot, tmp_path)
 
-    whole = asyncio.run(make(world, collector, parrot).evaluate())
+    whole = asyncio.run(make(collector, parrot).evaluate())
     undisturbed, parrot.asked = parrot.asked, []
     generate = parrot.generate
 
@@ -302,13 +300,10 @@ def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, coll
     ],
 )
 def test_a_damaged_line_is_put_aside_with_a_sentence_and_asked_again(
-    world, collector, parrot, tmp_path, capsys, damage: Callable[[bytes], bytes]
+    collector, parrot, tmp_path, capsys, damage: Callable[[bytes], bytes]
 ):
-    made = make(world, collector, parrot, swap=False)
-
     def evaluate() -> dict[str, Any]:
-        evaluator = Evaluator(made.cfg, collector, parrot, Budget(), tmp_path)  # type: ignore[arg-type]
-        return asyncio.run(evaluator.evaluate("now", "these weights"))
+        return asyncio.run(make(collector, parrot, tmp_path, swap=False).evaluate("now", "these weights"))
 
     whole, kept = evaluate(), tmp_path / "now" / "held_out.t1.jsonl"
     lines = kept.read_bytes().splitlines()
@@ -338,9 +333,8 @@ def test_every_sample_of_a_question_is_asked_once_and_goes_on_from_what_is_there
         return Generation(words, (0.0,) * len(words), "stop", 0)
 
     def evaluate(samples: int, count: int = 12) -> dict:
-        own = make(world, collector, parrot, swap=False, count=count, samples=samples)
         parrot.asked = []
-        evaluator = Evaluator(own.cfg, collector, parrot, Budget(), tmp_path)  # type: ignore
+        evaluator = make(collector, parrot, tmp_path, swap=False, count=count, samples=samples)
         return asyncio.run(evaluator.evaluate("now", "these weights"))["held_out"]
 
     parrot.generate = some_say_so
@@ -400,8 +394,8 @@ def test_two_processes_share_the_samples_and_have_the_figures_of_one(world, coll
     def evaluate(folder: Path, processes: Processes | None = None) -> dict[str, Any]:
         environment = QuickstartEnvironment(RunConfig())  # as each process has: a sandbox belongs to one event loop
         own = Collector(environment, collector.chat, LIMITS, PRICES, seconds_per_token=0.0)
-        cfg = make(world, own, parrot, count=7, swap=False, samples=2, temperature=temperature).cfg
-        evaluator = Evaluator(cfg, own, parrot, Budget(), folder, processes)  # type: ignore
+        rest = {"count": 7, "swap": False, "samples": 2, "temperature": temperature}
+        evaluator = make(own, parrot, folder, processes, **rest)
 
         async def evaluated() -> dict[str, Any]:
             try:
@@ -435,19 +429,19 @@ def test_two_processes_share_the_samples_and_have_the_figures_of_one(world, coll
     assert parrot.asked == []
 
 
-def test_a_policy_that_always_raises_is_neither_right_nor_wrong(world, collector, parrot):
+def test_a_policy_that_always_raises_is_neither_right_nor_wrong(collector, parrot):
     async def raises(ids, params, *, session=None):
         raise InfrastructureError("no server answers")
 
     parrot.generate = raises
-    found = asyncio.run(make(world, collector, parrot, swap=False, greedy=False).evaluate())["held_out"]
+    found = asyncio.run(make(collector, parrot, swap=False, greedy=False).evaluate())["held_out"]
     assert (found["failed"], found["counted"]) == (12.0, 0.0)
     assert all(found[figure] is None for figure in ("accuracy", "valid_rate", "cost", "cost_per_correct", "utility"))
 
 
-def test_utility_is_of_the_questions_that_did_not_fail(world, collector, parrot):
+def test_utility_is_of_the_questions_that_did_not_fail(collector, parrot):
     async def measured(fails: int) -> dict:
-        evaluator, collect = make(world, collector, parrot, swap=False, greedy=False), collector.collect
+        evaluator, collect = make(collector, parrot, swap=False, greedy=False), collector.collect
         tasks = evaluator.benchmarks["held_out"]
         oracle = await collector.play(BASELINES["preference_oracle"], tasks, budget=Budget())
         failed = [replace(t, status=Status.FAILED, solved=False) for t in oracle[:fails]]

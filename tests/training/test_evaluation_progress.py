@@ -11,22 +11,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import EvaluationConfig, RunConfig
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, quickstart_chat
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import make_evaluator
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.evaluation_progress import ShownCaps, ShownEvaluator
-from tests.evaluation.test_runner import ParrotEngine
+from tests.evaluation.test_runner import LIMITS, PRICES, ParrotEngine
 from tests.training.test_trainer import MICRO, config
 
-PRICES = PriceList("test", "2026-11-20", "test", {"orchestrator": Price()})
-LIMITS = RolloutLimits(max_turns=4, max_calls=3, max_length=160, max_new_tokens=32)
 CFG = replace(
     RunConfig(),
     evaluation=EvaluationConfig(questions=4, swap_questions=2, samples=2),
@@ -47,10 +43,8 @@ def lines(
     collector: Collector, directory: Path, kind: type[ShownEvaluator] = ShownEvaluator, second: float = 1.0
 ) -> list[str]:
     """The lines of an evaluation without a terminal, on a clock that goes on by `second` with every trajectory."""
-    assert collector.chat is not None
-    parrot = ParrotEngine((*collector.chat.encode("Oslo"), collector.chat.stop_ids[0]))
     cfg = replace(CFG, evaluation=replace(CFG.evaluation, turn_caps=[2, 3])) if kind is ShownCaps else CFG
-    evaluator = kind(cfg, collector, parrot, Budget(), directory)
+    evaluator = kind(cfg, collector, ParrotEngine(collector.chat), Budget(), directory)
     out, clock = io.StringIO(), itertools.count(0.0, second)
     with evaluator.shown(lambda: 0.25, Console(file=out, force_terminal=False), lambda: next(clock)):
         asyncio.run(evaluator.evaluate("policy", "weights"))
@@ -101,18 +95,14 @@ def test_an_evaluation_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_no_evaluation_but_the_commands_shows_anything(collector: Collector, capsys: pytest.CaptureFixture[str]):
-    assert collector.chat is not None
-    parrot = ParrotEngine((*collector.chat.encode("Oslo"), collector.chat.stop_ids[0]))
-    asyncio.run(Evaluator(CFG, collector, parrot, Budget()).evaluate())
+    asyncio.run(Evaluator(CFG, collector, ParrotEngine(collector.chat), Budget()).evaluate())
     assert capsys.readouterr().out == ""
 
 
 def test_a_run_shows_its_evaluations_on_a_terminal_but_those_amid_the_policy_steps(
     collector: Collector, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    assert collector.chat is not None
-    parrot = ParrotEngine((*collector.chat.encode("Oslo"), collector.chat.stop_ids[0]))
-    parts = CFG, collector, parrot, Budget()
+    parts = CFG, collector, ParrotEngine(collector.chat), Budget()
     assert type(make_evaluator(*parts)) is Evaluator
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     evaluator = make_evaluator(*parts)
