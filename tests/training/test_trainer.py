@@ -32,6 +32,8 @@ from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.loggers.pages import pages_of
 from orchestra_jax.training.main import run
 from tests.models.trees import assert_same
+from tests.rl.test_advantages import brute_force_advantages
+from tests.rl.test_rewards import brute_force_reward
 from tests.training.micro import score_by_index
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -378,41 +380,18 @@ def test_a_folder_in_which_another_run_is_at_work_is_refused_before_anything_is_
 
 def brute_force(cfg: RunConfig, a: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Eq. 2 and 3 with the filters, one member after the other."""
-    groups, members, tools = a.tool_counts.shape
-    scale = [cfg.reward.tools] * tools + [cfg.reward.outcome, cfg.reward.compute, cfg.reward.latency]
-    rewards, advantages = np.zeros((groups, members)), np.zeros((groups, members))
-    kept = np.zeros(groups, bool)
-    for g in range(groups):
-        rows = []
-        for n in range(members):
-            counts = a.tool_counts[g, n]
-            share = {"count": counts, "used": counts > 0, "share": counts / max(1, counts.sum())}
-            row = [*share[cfg.reward.tool_feature], a.solved[g, n], -(a.cost_usd[g, n] ** cfg.reward.cost_power)]
-            row.append(-a.latency_s[g, n])
-            rows.append([float(value) for value in row])
-        done = [n for n in range(members) if a.completed[g, n]]
-        for n in done:
-            if not a.solved[g, n]:
-                continue
-            for f in range(tools + 3):
-                column = [rows[m][f] for m in done]
-                low, high = min(column), max(column)
-                value = (rows[n][f] - low) / (high - low) if high > low else 0.0
-                if f == tools and not cfg.reward.normalize_outcome:
-                    value = rows[n][f]
-                if a.tool_mask[g, f]:
-                    rewards[g, n] += value * a.preference[g, f] * scale[f]
-        alive = [n for n in range(members) if not a.failed[g, n]]
-        group = done if cfg.algorithm.advantage.invalid == "drop" else alive
-        if not group:
-            continue
-        scores = rewards[g, group]
-        kept[g] = scores.std() >= cfg.algorithm.advantage.min_std and scores.max() > scores.min()
-        if kept[g]:
-            advantages[g, group] = (scores - scores.mean()) / scores.std()
-    if cfg.algorithm.advantage.clip is not None:
-        advantages = advantages.clip(-cfg.algorithm.advantage.clip, cfg.algorithm.advantage.clip)
-    return rewards, advantages, kept
+    counts, advantage = a.tool_counts, cfg.algorithm.advantage
+    share = counts / np.maximum(1, counts.sum(-1, keepdims=True))
+    tools = {"count": counts, "used": counts > 0, "share": share}[cfg.reward.tool_feature]
+    rest = np.stack([a.solved, -(a.cost_usd**cfg.reward.cost_power), -a.latency_s], axis=-1)
+    scale = [cfg.reward.tools] * tools.shape[-1] + [cfg.reward.outcome, cfg.reward.compute, cfg.reward.latency]
+    features = np.concatenate([tools, rest], axis=-1)
+    rewards = brute_force_reward(
+        features, a.preference * scale, a.solved, a.completed, a.tool_mask, cfg.reward.normalize_outcome
+    )
+    members = a.completed if advantage.invalid == "drop" else ~a.failed
+    advantages = brute_force_advantages(rewards, members, advantage.min_std, clip=advantage.clip)
+    return rewards, advantages, advantages.any(axis=-1)
 
 
 def hand_made() -> GroupArrays:
@@ -459,17 +438,6 @@ def test_reward_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
         reward_groups(hand_made(), cfg.reward, cfg.algorithm.advantage), brute_force(cfg, hand_made()), strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_malformed_member_is_punished_only_in_zero_reward():
-    cfg = replace(RunConfig(), reward=RewardConfig(tool_feature="share"))
-    malformed, failed = 3, 4
-    rewards, dropped, kept = reward_groups(hand_made(), cfg.reward, cfg.algorithm.advantage)
-    assert kept.tolist() == [True, True, False]
-    assert rewards[0, malformed] == dropped[0, malformed] == 0
-    punished = reward_groups(hand_made(), cfg.reward, scored_by(invalid="zero_reward").advantage)[1]
-    assert punished[0, malformed] < 0
-    assert dropped[0, failed] == punished[0, failed] == 0
 
 
 def test_the_pull_to_the_reference_falls_linearly_and_stays_where_it_ends():
