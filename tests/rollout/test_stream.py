@@ -98,39 +98,20 @@ async def test_the_next_steps_groups_run_while_the_learner_updates(staleness: in
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-async def test_a_group_is_paid_by_the_step_in_which_it_begins(staleness: int):
+async def test_a_slow_group_is_carried_over_or_begun_anew_and_paid_by_the_step_in_which_it_begins(staleness: int):
     rolls = Rolls(1)
     stream = make(rolls, max_staleness=staleness, spare=1)
     assert await indices(stream, 0) == [0, 2, 3, 4]
+    assert rolls.cancelled == [1] * (1 - staleness)  # without staleness it begins anew
     assert set(rolls.budgets.values()) == {"step 0"}
     begun, rolls.slow = len(rolls.started), set()
     await asyncio.sleep(0.01)
     assert await indices(stream, 1) == [1, 5, 6, 7]
     await asyncio.sleep(0)  # what the step began only now
-    assert rolls.budgets[1] == f"step {1 - staleness}"  # without staleness it begins anew
+    assert rolls.started.count(1) == 2 - staleness
+    assert rolls.budgets[1] == f"step {1 - staleness}"
     assert {rolls.budgets[index] for index in rolls.started[begun:]} == {"step 1"}
     await stream.stop()
-
-
-async def test_a_slow_group_is_carried_over_to_a_later_step():
-    rolls = Rolls(1)
-    stream = make(rolls, max_staleness=1, spare=1)
-    assert await indices(stream, 0) == [0, 2, 3, 4]
-    rolls.slow = set()
-    await asyncio.sleep(0.01)
-    assert await indices(stream, 1) == [1, 5, 6, 7]
-    assert rolls.started.count(1) == 1
-    await stream.stop()
-
-
-async def test_without_staleness_a_slow_spare_group_is_begun_anew():
-    rolls = Rolls(1)
-    stream = make(rolls, spare=1)
-    assert await indices(stream, 0) == [0, 2, 3, 4]
-    assert rolls.cancelled == [1]
-    rolls.slow = set()
-    assert await indices(stream, 1) == [1, 5, 6, 7]
-    assert rolls.started.count(1) == 2
 
 
 async def ends_without(rolls: Rolls, stream: GroupStream, version: int, slow: int) -> list[int]:
