@@ -1,6 +1,7 @@
 """A policy on its benchmarks without training: the figures are those of the run that exported it."""
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +78,9 @@ def test_a_baseline_is_evaluated_like_a_policy(tmp_path: Path, capsys: pytest.Ca
     assert found["policy"] == "baseline:strongest_expert"
     figures = found["baselines"]["strongest_expert"]
     assert {key: found["benchmarks"]["held_out"][key] for key in figures} == figures
-    assert "do nothing" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert re.search(r"^evaluation 4/4  eta 0:00:00  \$ ", told, re.MULTILINE)
+    assert "do nothing" in told
     kept = tmp_path / "evaluation" / "trajectories"
     assert sorted(file.relative_to(kept).as_posix() for file in kept.glob("*/*")) == [
         "do_nothing/held_out.t1.jsonl",

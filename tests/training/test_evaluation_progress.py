@@ -18,10 +18,8 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.build import make_evaluator
-from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.evaluation_progress import ShownCaps, ShownEvaluator
 from tests.evaluation.test_runner import LIMITS, PRICES, ParrotEngine
-from tests.training.test_trainer import MICRO, config
 
 CFG = replace(
     RunConfig(),
@@ -86,12 +84,6 @@ def test_what_an_earlier_start_made_counts_as_done_and_not_for_the_time_left(col
     fifth = next(each for each in made if each is not None and each[1] == "5")
     left = (count - 5) * 30
     assert fifth[2] == f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
-
-
-def test_an_evaluation_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    few = ("evaluation.limit=4", "evaluation.benchmarks=[held_out]", "model.path=null")
-    evaluate(config(tmp_path, *MICRO, *few, "policy=baseline:strongest_expert"))
-    assert re.search(r"^evaluation 4/4  eta 0:00:00  \$ ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_no_evaluation_but_the_commands_shows_anything(collector: Collector, capsys: pytest.CaptureFixture[str]):
