@@ -29,7 +29,6 @@ def test_the_first_start_says_what_was_run_with_what_and_where(tmp_path: Path):
     start(policy.parent, replace(CFG, name="base"))
     start(tmp_path, CFG, "seed=1", "name=a b", parents=[parent("model.path", policy)], devices=["cpu", "cpu"])
     found = read(tmp_path)
-    assert found is not None
     assert (found["name"], found["kind"], found["config"]["reward"]["compute"]) == ("seed1", "train", 1.0)
     (made_from,) = found["parents"]
     assert (made_from["setting"], made_from["run"], made_from["name"]) == ("model.path", str(policy.parent), "base")
@@ -60,7 +59,6 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_files_changed(tmp_p
     start(tmp_path)
     head = git("rev-parse", "HEAD").strip()
     found = read(tmp_path)
-    assert found is not None
     assert [(s["commit"], s["dirty"]) for s in found["starts"]] == [(None, None), (head, False), (head, True)]
 
 
@@ -73,8 +71,6 @@ def test_later_starts_add_to_it_and_say_from_where(tmp_path: Path):
     killed = RunRecord(tmp_path, CFG, "train")
     killed.begin(origin="policy-000006")  # and never ends
     now = read(tmp_path)
-    assert first is not None
-    assert now is not None
     assert now | {"starts": now["starts"][:1]} == first
     assert [(s["from"], s["outcome"]) for s in now["starts"][1:]] == [
         ("policy-000004", "stopped"), ("policy-000006", None),
@@ -89,8 +85,6 @@ def test_a_refused_start_is_added_and_changes_nothing_else(tmp_path: Path):
     with pytest.raises(ConfigError), RunRecord(tmp_path, replace(CFG, seed=2), "train", other):
         raise ConfigError("This folder holds another run.")
     now = read(tmp_path)
-    assert first is not None
-    assert now is not None
     assert now | {"starts": now["starts"][:1]} == first
     assert {key: now["starts"][1][key] for key in ("outcome", "reason", "overrides")} == {
         "outcome": "refused", "reason": "This folder holds another run.", "overrides": ["seed=2"],
@@ -133,7 +127,6 @@ def test_what_is_noted_while_a_start_is_made_is_in_its_entry_alone(tmp_path: Pat
         record.begin()
     start(tmp_path)
     found = read(tmp_path)
-    assert found is not None
     assert [entry.get("mcp") for entry in found["starts"]] == [{"maps": {"version": "1.0"}}, None]
 
 

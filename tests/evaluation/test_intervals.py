@@ -44,7 +44,6 @@ def test_bootstrap_is_the_same_for_the_same_values_and_narrows():
     assert bootstrap([]) is None
     assert bootstrap([3.0]) == (3.0, 3.0)
     blocks = bootstrap(np.arange(3000.0), 3000)  # more numbers than are drawn at once
-    assert blocks is not None
     assert blocks[0] < 1499.5 < blocks[1]
 
 

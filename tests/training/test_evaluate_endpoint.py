@@ -102,7 +102,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         asked = re.search(r"What is (\d+)", json.dumps(body["messages"]))
-        assert asked is not None
         number = int(asked[1])
         if number == REFUSED or body["model"] == "none":
             return self.send(403, {"error": {"message": "not you"}})
@@ -169,13 +168,11 @@ class Evaluations:
 
     def start(self, folder: Path, *overrides: str, room: int | None = None) -> int:
         """Start an evaluation, on a disk that has room for so many answers."""
-        assert self.driver.stdin is not None
         self.driver.stdin.write(json.dumps([str(folder), room, *self.overrides, *overrides]) + "\n")
         self.driver.stdin.flush()
         return int(self.said())
 
     def said(self) -> str:
-        assert self.driver.stdout is not None
         return self.driver.stdout.readline()
 
     def whole(self, folder: Path, *overrides: str) -> str:

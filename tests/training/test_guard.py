@@ -112,7 +112,6 @@ def begun(kind: str, folder: Path, slow_s: float) -> "subprocess.Popen[str]":
         [sys.executable, "-c", BUSY, kind, str(folder), str(slow_s)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout is not None
     assert process.stdout.readline() == "busy\n"
     return process
 
@@ -147,7 +146,6 @@ def test_silence_past_the_deadline_is_told_and_then_ends_the_process(tmp_path: P
 def test_a_signal_is_heard_while_the_event_loop_is_busy(tmp_path: Path):
     process = begun("endless", tmp_path, 600.0)
     process.send_signal(signal.SIGINT)
-    assert process.stdout is not None
     assert process.stdout.readline() == "heard\n"
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)

@@ -195,12 +195,10 @@ def test_a_script_on_other_questions_is_no_point_beside_those_of_the_held_out_on
     paid = {"accuracy": 0.5, "cost": 0.01}
     rows = {"do_nothing": paid, "do_nothing on preference_swap": paid}
     plane = accuracy_cost({"after": paid, "baselines": rows})
-    assert plane is not None
     words = [text.get_text() for text in plane.axes[0].texts]
     assert "do nothing" in words
     assert "do nothing on preference swap" not in words
     wished = {"after": {"low_cost": paid, "accuracy": {"accuracy": 0.7, "cost": 0.2}}}
     plane = accuracy_cost({"after": paid, "preference_swap": wished})
-    assert plane is not None
     words = [text.get_text() for text in plane.axes[0].texts]
     assert {"after, wish: low cost", "after, wish: accuracy"} < set(words)
