@@ -124,14 +124,6 @@ MALFORMED = [
     (wrap("null"), "not a JSON object"),
 ]  # fmt: skip
 
-TEXTS = [text for text, _ in ACCEPTED + MALFORMED if len(text) < 1000]
-TEXTS += [THOUGHT + text for text in TEXTS]
-# What may follow: nothing, more of everything that could mend or spoil.
-ENDINGS = (
-    "", " ", "}", '"}}\n</tool_call>', "\n</tool_call>", CALL, "</think>", "</think>148", f"</think>{CALL}", "0",
-    "1e-400}}", "e-9999}}\n</tool_call>", "<think>", "null}}</tool_call>", "nfinity", '\\ude00"}}</tool_call>',
-)  # fmt: skip
-
 
 @pytest.mark.parametrize(("text", "calls"), ACCEPTED, ids=range(len(ACCEPTED)))
 def test_accepted_calls(text, calls):
