@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from orchestra_jax.config.roles import Role
-from orchestra_jax.data.preference_pairs import MAKER
+from orchestra_jax.data.preferences import MAKER
 from orchestra_jax.synthesis.wordings import FEATURES
 from orchestra_jax.tools.experts.evidence import WRITER_SYSTEM
 from orchestra_jax.tools.experts.judge import CORRECT, INCORRECT, JUDGE_SYSTEM

@@ -1,29 +1,23 @@
-"""Handwritten preference pairs (instruction, P) for any menu, with separate wordings for training and evaluation.
+"""Preference pairs (instruction, P) for any menu, and our own wordings of them for training and evaluation.
 
-A preference for tools weighs every tool of one kind: those on the user's own machines, without a charge, with open
+P is given for kinds of tools, not for tools, so a pair fits every menu that has tools of its kinds and others too. A
+preference for tools weighs every tool of one kind: those on the user's own machines, without a charge, with open
 weights, by one maker, that search, or that compute with code.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from orchestra_jax.types import CODE, FREE, MADE_BY, OPEN_WEIGHTS, PAID, SEARCH, Preference, ToolSpec
 
 WORDINGS: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(Path(__file__).with_name("wordings.json").read_text())
-
+SPLITS = ("train", "eval")
+MAKER = "maker"
 _SPOKEN = {"best": "accuracy", "cheap": "low_cost", "fast": "fast"}
-
-
-def applicable(tools: Iterable[ToolSpec]) -> tuple[str, ...]:
-    """Return the preferences that this menu can follow: those for tools need a tool to prefer and one to avoid."""
-    menu = tuple(tools)
-    names = ["accuracy", "low_cost", "fast"]
-    names += [name for name, prefers in PREFERS.items() if 0 < sum(map(prefers, menu)) < len(menu)]
-    return (*names, "maker") if makers(menu) else tuple(names)
+_WITHOUT_TOOLS = ("accuracy", "low_cost", "fast")
 
 
 def makers(tools: Iterable[ToolSpec]) -> list[str]:
@@ -33,61 +27,9 @@ def makers(tools: Iterable[ToolSpec]) -> list[str]:
     return sorted(trait.removeprefix(MADE_BY) for trait, count in found.items() if count < len(menu))
 
 
-def make_preference(name: str, tools: Sequence[ToolSpec], instruction: str, maker: str = "") -> Preference:
-    """Return one kind of preference for a menu; the outcome weighs 1 in each.
-
-    Args:
-        maker: the preferred maker, for the kind "maker"; the instruction names it as {maker}.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    match name:
-        case "accuracy":
-            return Preference(name, instruction)
-        case "low_cost":
-            return Preference(name, instruction, compute=1.0)
-        case "fast":
-            return Preference(name, instruction, latency=1.0)
-        case "maker":
-            weights = {spec.name: 1.0 for spec in tools if MADE_BY + maker in spec.traits}
-            return Preference(name, instruction.format(maker=maker), weights)
-        case _ if name in PREFERS:
-            weights = {spec.name: 1.0 for spec in tools if PREFERS[name](spec)}
-            return Preference(name, instruction, weights, compute=float(name == "free"))
-        case _:
-            raise ValueError(f"Unknown preference {name!r}; known are {', '.join(WORDINGS)}.")
-
-
-def preference_of(words: str, tools: Sequence[ToolSpec]) -> Preference:
-    """Return what a user weighs who says these words, of either split; other words ask for a right answer."""
-    for kind, splits in WORDINGS.items():
-        for wording in (wording for some in splits.values() for wording in some):
-            for maker in makers(tools) if kind == "maker" else [""]:
-                if words == (wording.format(maker=maker) if maker else wording):
-                    return make_preference(kind, tools, wording, maker)
-    return make_preference("accuracy", tools, words)
-
-
 def spoken_wishes() -> dict[str, str]:
     """Return what a user of a served policy may name in a word, and the sentence that it stands for."""
     return {name: WORDINGS[kind]["train"][0] for name, kind in _SPOKEN.items()}
-
-
-def sample_preference(tools: Sequence[ToolSpec], rng: np.random.Generator, split: str = "train") -> Preference:
-    """Draw an applicable preference in a wording of the split.
-
-    Raises:
-        ValueError: a split other than "train" and "eval".
-    """
-    if split not in ("train", "eval"):
-        raise ValueError(f"Preferences are split into 'train' and 'eval', not {split!r}.")
-    names = applicable(tools)
-    name = names[int(rng.integers(len(names)))]
-    wordings = WORDINGS[name][split]
-    wording = wordings[int(rng.integers(len(wordings)))]
-    offered = makers(tools) if name == "maker" else [""]
-    return make_preference(name, tools, wording, offered[int(rng.integers(len(offered)))])
 
 
 def _is_free(spec: ToolSpec) -> bool:
@@ -101,15 +43,97 @@ def _is_local(spec: ToolSpec) -> bool:
     return spec.local
 
 
+def _is_model(spec: ToolSpec) -> bool:
+    return any(trait.startswith(MADE_BY) for trait in spec.traits)
+
+
 def _with(trait: str) -> Callable[[ToolSpec], bool]:
     return lambda spec: trait in spec.traits
 
 
-# The tools that each kind of preference is for.
-PREFERS: Mapping[str, Callable[[ToolSpec], bool]] = {
+# The tools of each kind; the kind "maker" also needs the maker's name.
+KINDS: Mapping[str, Callable[[ToolSpec], bool]] = {
     "local": _is_local,
     "free": _is_free,
     "open": _with(OPEN_WEIGHTS),
     "search": _with(SEARCH),
     "code": _with(CODE),
+    "closed": lambda spec: _is_model(spec) and OPEN_WEIGHTS not in spec.traits,
+    "models": _is_model,
+    "plain": lambda spec: not _is_model(spec),
 }
+
+
+def _is_kind(spec: ToolSpec, kind: str, maker: str) -> bool:
+    return MADE_BY + maker in spec.traits if kind == MAKER else KINDS[kind](spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An instruction and its P for any menu.
+
+    Attributes:
+        instruction: in words; holds {maker} where a maker is preferred.
+        split: "train" | "eval".
+        prefers: weight by kind of tools, of KINDS or MAKER.
+        compute, latency, outcome: the last elements of P.
+    """
+
+    instruction: str
+    split: str
+    prefers: Mapping[str, float] = field(default_factory=dict)
+    compute: float = 0.0
+    latency: float = 0.0
+    outcome: float = 1.0
+
+    def __post_init__(self) -> None:
+        unknown = [kind for kind in self.prefers if kind not in KINDS and kind != MAKER]
+        weights = (*self.prefers.values(), self.compute, self.latency, self.outcome)
+        if unknown:
+            raise ValueError(f"there is no kind of tools {unknown[0]!r}; known are {', '.join((*KINDS, MAKER))}")
+        if not all(isinstance(w, int | float) and not isinstance(w, bool) and 0 <= w <= 1 for w in weights):
+            raise ValueError("a weight is not within [0, 1]")
+        if self.split not in SPLITS:
+            raise ValueError("its split is neither train nor eval")
+        if (MAKER in self.prefers) != ("{maker}" in self.instruction):
+            raise ValueError("an instruction holds {maker} exactly where a maker is preferred")
+
+    @property
+    def name(self) -> str:
+        """The kinds of preference that it asks for, for reports: "accuracy", "local", "fast+open"."""
+        kinds = [kind for kind, weight in self.prefers.items() if weight]
+        # A user who wants free tools wants low cost too, which then has no name of its own.
+        cheap = ["low_cost"] if self.compute and "free" not in kinds else []
+        return "+".join(sorted([*kinds, *cheap, *(["fast"] if self.latency else [])])) or "accuracy"
+
+    def weights(self, tools: Iterable[ToolSpec], maker: str = "") -> dict[str, float]:
+        """Return the weight of each preferred tool: the largest weight of its kinds."""
+        found = dict[str, float]()
+        for spec in tools:
+            weights = [weight for kind, weight in self.prefers.items() if _is_kind(spec, kind, maker)]
+            if weight := max(weights, default=0.0):
+                found[spec.name] = float(weight)
+        return found
+
+    def fits(self, tools: Sequence[ToolSpec], maker: str = "") -> bool:
+        """Return whether this menu has tools of every preferred kind, and others."""
+        if not self.prefers:
+            return True
+        each = [any(_is_kind(spec, kind, maker) for spec in tools) for kind in self.prefers]
+        return all(each) and len(self.weights(tools, maker)) < len(tools)
+
+    def preference(self, tools: Sequence[ToolSpec], maker: str = "") -> Preference:
+        """Return instruction and P for a menu."""
+        words = self.instruction.replace("{maker}", maker)
+        return Preference(self.name, words, self.weights(tools, maker), self.outcome, self.compute, self.latency)
+
+
+def own_pair(kind: str, split: str, instruction: str) -> Pair:
+    """Return the pair of one of our own kinds of preference, with these words; the outcome weighs 1 in each."""
+    prefers = {} if kind in _WITHOUT_TOOLS else {kind: 1.0}
+    return Pair(instruction, split, prefers, float(kind in ("low_cost", "free")), float(kind == "fast"))
+
+
+def make_preference(kind: str, tools: Sequence[ToolSpec], instruction: str) -> Preference:
+    """Return one of our own kinds of preference, but for a maker, in any words for a menu."""
+    return own_pair(kind, "train", instruction).preference(tools)

@@ -19,8 +19,8 @@ from orchestra_jax.config.parents import run_folder
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.config.served_path import is_served
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
-from orchestra_jax.data.preference_pairs import SPLITS, Pairs
-from orchestra_jax.data.preferences import preference_of
+from orchestra_jax.data.preference_pairs import Pairs, preference_of
+from orchestra_jax.data.preferences import SPLITS
 from orchestra_jax.envs.base import Environment
 from orchestra_jax.envs.qa.environment import QAEnvironment
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment

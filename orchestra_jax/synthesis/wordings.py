@@ -15,8 +15,7 @@ import numpy as np
 
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
-from orchestra_jax.data.preference_pairs import KINDS, MAKER, Pair
-from orchestra_jax.data.preferences import makers
+from orchestra_jax.data.preferences import KINDS, MAKER, Pair, makers
 from orchestra_jax.io.whole import write_whole
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import PriceList

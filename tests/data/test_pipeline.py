@@ -10,7 +10,7 @@ from grain.checkpoint import CheckpointRestore, CheckpointSave
 from orbax import checkpoint as ocp
 
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
-from orchestra_jax.data.preferences import sample_preference
+from orchestra_jax.data.preference_pairs import OWN
 from orchestra_jax.data.sources import Question
 from orchestra_jax.types import Preference, Task, ToolSpec
 
@@ -85,7 +85,7 @@ def test_orbax_saves_and_restores_it(tmp_path):
 
 
 def build(question: Question, rng: np.random.Generator) -> Task:
-    return question.task(MENU, sample_preference(MENU, rng))
+    return question.task(MENU, OWN.draw(MENU, rng))
 
 
 def test_build_draws_anew_in_every_epoch_and_replays():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.data.preference_pairs import Pair, Pairs, drawn_from
-from orchestra_jax.data.preferences import sample_preference
+from orchestra_jax.data.preference_pairs import OWN, Pairs, drawn_from
+from orchestra_jax.data.preferences import Pair
 from tests.data.test_preferences import KINDS, MENU
 
 ROWS = [
@@ -67,13 +67,14 @@ def test_a_kind_that_all_tools_are_of_is_no_choice():
 
 
 def test_none_is_what_comes_with_us():
-    assert drawn_from(None) is sample_preference
+    assert drawn_from(None) == OWN.draw
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({"split": "train"}, "an instruction"),
+        ({"split": "train", "instruction": " "}, "an instruction"),
         ({"split": "train", "instruction": "a", "prefers": {"cheap": 1}}, "no kind of tools 'cheap'"),
         ({"split": "train", "instruction": "a", "compute": 2}, r"\[0, 1\]"),
         ({"split": "train", "instruction": "a", "prefers": {"open": True}}, r"\[0, 1\]"),

@@ -1,16 +1,12 @@
-"""Preferences: vectors in range that fit the menu, wordings of the two splits apart."""
+"""Our own preferences: vectors in range that fit the menu, wordings of the two splits apart."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from orchestra_jax.data.preferences import (
-    WORDINGS,
-    applicable,
-    make_preference,
-    makers,
-    preference_of,
-    sample_preference,
-)
+from orchestra_jax.data.preference_pairs import OWN, preference_of
+from orchestra_jax.data.preferences import WORDINGS, make_preference, makers
 from orchestra_jax.types import CODE, FREE, MADE_BY, OPEN_WEIGHTS, PAID, SEARCH, Preference, ToolSpec
 
 SCHEMA = {"type": "object"}
@@ -30,9 +26,13 @@ KINDS = (
 )
 
 
+def followed(tools: Sequence[ToolSpec]) -> list[str]:
+    return [pairs[0].name for pairs, _ in OWN.fitting(tools, "train")]
+
+
 def test_vectors():
     vectors = {}
-    for name in WORDINGS:
+    for name in WORDINGS.keys() - {"maker"}:
         preference = make_preference(name, MENU, "words")
         vectors[name] = (sorted(preference.tools), preference.outcome, preference.compute, preference.latency)
         assert (preference.name, preference.instruction) == (name, "words")
@@ -42,26 +42,24 @@ def test_vectors():
         "fast": ([], 1.0, 0.0, 1.0),
         "local": (["notes", "python"], 1.0, 0.0, 0.0),
         "free": (["free_web", "notes", "python"], 1.0, 1.0, 0.0),
-        **{name: ([], 1.0, 0.0, 0.0) for name in ("open", "maker", "search", "code")},
+        **{name: ([], 1.0, 0.0, 0.0) for name in ("open", "search", "code")},
     }
-    with pytest.raises(ValueError, match="Unknown preference 'x'"):
+    with pytest.raises(ValueError, match="no kind of tools 'x'"):
         make_preference("x", MENU, "words")
 
 
 def test_local_and_free_need_a_choice():
-    assert applicable(MENU) == ("accuracy", "low_cost", "fast", "local", "free")
+    assert followed(MENU) == ["accuracy", "low_cost", "fast", "local", "free"]
     for menu in (MENU[:2], MENU[3:], ()):
-        assert applicable(menu) == ("accuracy", "low_cost", "fast")
-    assert applicable((MENU[2], MENU[3])) == ("accuracy", "low_cost", "fast", "free")
+        assert followed(menu) == ["accuracy", "low_cost", "fast"]
+    assert followed((MENU[2], MENU[3])) == ["accuracy", "low_cost", "fast", "free"]
 
 
 def test_preferences_among_models():
-    assert applicable(KINDS) == (
-        "accuracy", "low_cost", "fast", "local", "free", "open", "search", "code", "maker",
-    )  # fmt: skip
+    assert followed(KINDS) == ["accuracy", "low_cost", "fast", "local", "free", "open", "search", "code", "maker"]
     assert makers(KINDS) == ["Meta", "OpenAI"]
     assert makers(KINDS[2:4]) == []
-    preferred = {name: set(make_preference(name, KINDS, "words", "Meta").tools) for name in applicable(KINDS)[3:]}
+    preferred = {pairs[0].name: set(pairs[0].weights(KINDS, who[0])) for pairs, who in OWN.fitting(KINDS, "train")[3:]}
     assert preferred == {
         "local": {"python", "local_search", "expert-1"},
         "free": {"local_search"},
@@ -70,11 +68,11 @@ def test_preferences_among_models():
         "code": {"python", "expert-2"},
         "maker": {"expert-1", "expert-2"},
     }
-    assert applicable(KINDS[:1]) == ("accuracy", "low_cost", "fast")
+    assert followed(KINDS[:1]) == ["accuracy", "low_cost", "fast"]
 
 
 def test_a_preference_for_a_maker_names_it():
-    drawn = [sample_preference(KINDS, np.random.default_rng(seed)) for seed in range(200)]
+    drawn = [OWN.draw(KINDS, np.random.default_rng(seed)) for seed in range(200)]
     by_maker = [preference for preference in drawn if preference.name == "maker"]
     assert {tuple(preference.tools) for preference in by_maker} == {("expert-1", "expert-2"), ("expert-3",)}
     for preference in by_maker:
@@ -91,24 +89,18 @@ def test_splits_share_no_wording():
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_sampling_reaches_every_wording_of_its_split_only(split: str):
     rng = np.random.default_rng(0)
-    drawn = {sample_preference(MENU, rng, split).instruction for _ in range(500)}
-    followed = applicable(MENU)
-    assert drawn == {text for name in followed for text in WORDINGS[name][split]}
-    drawn = {sample_preference(KINDS, rng, split).instruction for _ in range(1500)}
+    drawn = {OWN.draw(MENU, rng, split).instruction for _ in range(500)}
+    assert drawn == {text for name in followed(MENU) for text in WORDINGS[name][split]}
+    drawn = {OWN.draw(KINDS, rng, split).instruction for _ in range(1500)}
     assert drawn == {text.format(maker=who) for k in WORDINGS.values() for text in k[split] for who in makers(KINDS)}
-    first, second = (sample_preference(MENU, np.random.default_rng(1), split) for _ in range(2))
+    first, second = (OWN.draw(MENU, np.random.default_rng(1), split) for _ in range(2))
     assert first == second
 
 
 def test_what_was_drawn_is_understood_by_its_words_alone():
     for split in ("train", "eval"):
         for seed in range(200):
-            drawn = sample_preference(KINDS, np.random.default_rng(seed), split)
+            drawn = OWN.draw(KINDS, np.random.default_rng(seed), split)
             assert preference_of(drawn.instruction, KINDS) == drawn
     for words in ("", "Take the blue one.", WORDINGS["maker"]["train"][0].format(maker="Nobody")):
         assert preference_of(words, KINDS) == Preference("accuracy", words)
-
-
-def test_unknown_split():
-    with pytest.raises(ValueError, match="'train' and 'eval'"):
-        sample_preference(MENU, np.random.default_rng(0), "test")

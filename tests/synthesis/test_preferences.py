@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.data.preference_pairs import MAKER, drawn_from
-from orchestra_jax.data.preferences import WORDINGS
+from orchestra_jax.data.preference_pairs import drawn_from
+from orchestra_jax.data.preferences import MAKER, WORDINGS
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.synthesis.near import Seen
 from orchestra_jax.synthesis.wordings import FEATURES, TARGETS

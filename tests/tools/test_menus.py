@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import PricingConfig, RunConfig
 from orchestra_jax.config.tools import ExpertServer, ToolsConfig
-from orchestra_jax.data.preferences import applicable, sample_preference
+from orchestra_jax.data.preference_pairs import OWN
 from orchestra_jax.money import price_files
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceDraw, price_book
@@ -59,11 +59,12 @@ def instances(catalogue: Catalogue) -> list:
 
 
 def test_preferences_are_for_tools_and_for_models(instances: list):
-    allowed = [bool(set(applicable(instance.tools)) - FOR_OUTCOME) for instance in instances]
+    followed = [{pairs[0].name for pairs, _ in OWN.fitting(instance.tools, "train")} for instance in instances]
+    allowed = [bool(names - FOR_OUTCOME) for names in followed]
     assert np.mean(allowed) > 0.99  # .52 once
     weighted = []
     for seed, instance in enumerate(instances):
-        weights = sample_preference(instance.tools, np.random.default_rng(seed)).tools
+        weights = OWN.draw(instance.tools, np.random.default_rng(seed)).tools
         assert weights.keys() <= {spec.name for spec in instance.tools}
         weighted.append((bool(weights), any("/" in instance.record["tools"][name] for name in weights)))
     tools, models = np.mean(weighted, axis=0)
