@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.judge import CORRECT, INCORRECT, ask_verdict, break_verdicts
 from orchestra_jax.tools.experts.quoting import Quotation
 from orchestra_jax.tools.experts.roles import messages
-from orchestra_jax.tools.experts.run_experts import Close, model_client
 from orchestra_jax.types import Usage
 
 SYSTEM = (
@@ -22,41 +20,21 @@ SYSTEM = (
 _ASKED = "Check the sentence."
 
 
-class ClaimChecker:
-    """A judge of sentences, asked one by one.
-
-    Args:
-        client: the model of `tools.judge`.
-    """
-
-    def __init__(self, client: ExpertClient) -> None:
-        self._client = client
-
-    async def untrue(
-        self, claims: Sequence[str], conversation: str, budget: Budget
-    ) -> tuple[list[str], tuple[Usage, ...]]:
-        """Return the sentences that are not true of the conversation, and the judge's ledger rows.
-
-        Raises:
-            InfrastructureError, BudgetExceeded: see `ask_verdict`; they make no sentence untrue.
-        """
-        found, rows = list[str](), tuple[Usage, ...]()
-        conversation = break_verdicts(conversation)
-        for claim in claims:
-            quoted = Quotation([claim, conversation])
-            parts = [quoted.part("sentence", claim), quoted.part("conversation", conversation), f"{quoted.mark} end"]
-            verdict = await ask_verdict(self._client, messages(SYSTEM, "\n".join([*parts, "", _ASKED])), budget)
-            rows += verdict.usage
-            if not verdict.correct:
-                found.append(claim)
-        return found, rows
-
-
-def claim_checker(cfg: WorldConfig) -> tuple[ClaimChecker, Close]:
-    """Return a run's judge of sentences, and the function that closes it.
+async def untrue(
+    judge: ExpertClient, claims: Sequence[str], conversation: str, budget: Budget
+) -> tuple[list[str], tuple[Usage, ...]]:
+    """Return the sentences that are not true of the conversation, asked one by one, and the judge's ledger rows.
 
     Raises:
-        ConfigError: `tools.judge` is no model that can be asked.
+        InfrastructureError, BudgetExceeded: see `ask_verdict`; they make no sentence untrue.
     """
-    client, close = model_client(cfg, cfg.tools.judge, "judge")
-    return ClaimChecker(client), close
+    found, rows = list[str](), tuple[Usage, ...]()
+    conversation = break_verdicts(conversation)
+    for claim in claims:
+        quoted = Quotation([claim, conversation])
+        parts = [quoted.part("sentence", claim), quoted.part("conversation", conversation), f"{quoted.mark} end"]
+        verdict = await ask_verdict(judge, messages(SYSTEM, "\n".join([*parts, "", _ASKED])), budget)
+        rows += verdict.usage
+        if not verdict.correct:
+            found.append(claim)
+    return found, rows

@@ -13,7 +13,7 @@ import numpy as np
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, OfferedExpert, Score, Script, ToolEpisode, initial_messages
-from orchestra_jax.envs.claims import ClaimChecker, claim_checker
+from orchestra_jax.envs.claims import untrue
 from orchestra_jax.envs.database.criteria import judge
 from orchestra_jax.envs.database.golden import Goal, opened
 from orchestra_jax.envs.database.session import Session, World
@@ -168,16 +168,16 @@ class SessionEnvironment(WorldEnvironment):
             tasks = [replace(task, extra={**task.extra, "facts_judge": cfg.tools.judge}) for task in tasks]
         super().__init__(cfg, user, tasks, held_out, evaluate_all=evaluate_all)
         self._golden, self._worlds, self._rules = golden, worlds, rules
-        self._claims: ClaimChecker | None = None
+        self._judge: ExpertClient | None = None
         if judged:
-            self._claims, close = claim_checker(cfg)
+            self._judge, close = model_client(cfg, cfg.tools.judge, "judge")
             self._closes.append(close)
 
     def reset(self, task: Task, budget: Budget) -> "DatabaseEpisode":
         golden, user = self._golden[task.extra["task"]], None
         if self._user_model is not None:
             user = SimulatedUser(self._user_model, golden.situation, budget, opening=task.question)
-        return DatabaseEpisode(task, golden, self._menus, budget, rules=self._rules, user=user, claims=self._claims)
+        return DatabaseEpisode(task, golden, self._menus, budget, rules=self._rules, user=user, judge=self._judge)
 
     def baselines(self) -> Mapping[str, Script]:
         return {
@@ -201,7 +201,7 @@ class DatabaseEpisode(ToolEpisode):
         budget: of the trajectory.
         rules: tell the agent the world's rules and the time.
         user: a model that plays the user; None: they say `golden.requests` in turn, and nothing more.
-        claims: the judge that finds the facts; None: they are found by value.
+        judge: the model that finds the facts; None: they are found by value.
     """
 
     def __init__(
@@ -213,9 +213,9 @@ class DatabaseEpisode(ToolEpisode):
         *,
         rules: bool = True,
         user: SimulatedUser | None = None,
-        claims: ClaimChecker | None = None,
+        judge: ExpertClient | None = None,
     ) -> None:
-        self._golden, self._user, self._claims, world = golden, user, claims, golden.world
+        self._golden, self._user, self._judge, world = golden, user, judge, golden.world
         self._told = [f"customer: {task.question}"]
         self._judge_budget = budget.parent or budget  # the judge is not the policy's to pay
         self.session = opened(world, golden.goal)
@@ -235,10 +235,10 @@ class DatabaseEpisode(ToolEpisode):
     async def score(self, answer: str) -> Score:
         facts, rows = self._golden.goal.facts, tuple[Usage, ...]()
         verdict = judge(self._golden.after, self.session, facts, self._said)
-        if self._claims is not None and facts and not (verdict.differs or verdict.untouched):
+        if self._judge is not None and facts and not (verdict.differs or verdict.untouched):
             claims = {_CLAIM.format(fact): fact for fact in facts}
-            untrue, rows = await self._claims.untrue(list(claims), "\n".join(self._told), self._judge_budget)
-            verdict = replace(verdict, unsaid=tuple(claims[claim] for claim in untrue))
+            wrong, rows = await untrue(self._judge, list(claims), "\n".join(self._told), self._judge_budget)
+            verdict = replace(verdict, unsaid=tuple(claims[claim] for claim in wrong))
         return Score(verdict.solved, rows, verdict.criteria())
 
     def _handler(self, name: str) -> ToolHandler:

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from orchestra_jax.config.schema import ConfigError, WorldConfig
+from orchestra_jax.envs import claims
 from orchestra_jax.envs.base import Environment, Score, Script, ToolEpisode, initial_messages
-from orchestra_jax.envs.claims import ClaimChecker, claim_checker
 from orchestra_jax.envs.database.conversations import WorldEnvironment
 from orchestra_jax.envs.menus import WorldMenus
 from orchestra_jax.envs.tau2 import package, scripted
@@ -26,6 +26,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.client import ExpertClient
+from orchestra_jax.tools.experts.run_experts import model_client
 from orchestra_jax.tools.user_turn import UserTurn
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage
 
@@ -50,13 +51,13 @@ class Tau2Shared:
         menus: execute the calls.
         max_errors: failed calls that end a task unsolved; None: any number is fine.
         user: the model that plays the users; None: they are scripted.
-        claims: the judge of NL_ASSERTION; None: the facts count instead.
+        judge: the model that decides on NL_ASSERTION; None: the facts count instead.
     """
 
     menus: WorldMenus
     max_errors: int | None
     user: ExpertClient | None
-    claims: ClaimChecker | None
+    judge: ExpertClient | None
 
 
 class Tau2Episode(ToolEpisode):
@@ -97,11 +98,11 @@ class Tau2Episode(ToolEpisode):
         return turn
 
     async def score(self, answer: str) -> Score:
-        claims, untrue = self._shared.claims, None
+        asked, untrue = self._shared.judge, None
         rows: tuple[Usage, ...] = ()
-        if claims is not None and CLAIMS in self._scenario.basis:
+        if asked is not None and CLAIMS in self._scenario.basis:
             told = "\n".join([f"customer: {self.task.question}", *self._record.told])
-            untrue, rows = await claims.untrue(self._scenario.claims, told, self._judge_budget)
+            untrue, rows = await claims.untrue(asked, self._scenario.claims, told, self._judge_budget)
         faults = judge(
             self._scenario,
             self._golden.state,
@@ -145,11 +146,11 @@ class Tau2Environment(WorldEnvironment):
         told = {key: options[key] for key in ("source", "user", "max_errors")} | {"judge": cfg.tools.judge}
         tasks = [_task(each, self._domains[each.domain], told) for each in self._scenarios.values()]
         super().__init__(cfg, options["user"], tasks, self._is_held_out, evaluate_all=options["evaluate"] == "all")
-        claims = None
+        asked = None
         if self._with_claims and cfg.tools.judge != "match":
-            claims, close = claim_checker(cfg)
+            asked, close = model_client(cfg, cfg.tools.judge, "judge")
             self._closes.append(close)
-        self._shared = Tau2Shared(self._menus, options["max_errors"], self._user_model, claims)
+        self._shared = Tau2Shared(self._menus, options["max_errors"], self._user_model, asked)
         self._tell(options["source"])
 
     def _read(self, domains: Sequence[str], source: str, original: str | None) -> None:
@@ -216,7 +217,7 @@ class Tau2Environment(WorldEnvironment):
             print(f"τ²-Bench ({source}): {name} is left out: {reason}", flush=True)
         if self.may_fail:
             print(f"τ²-Bench ({source}): golden calls fail, as they should, in {', '.join(self.may_fail)}.", flush=True)
-        if self._with_claims and self._shared.claims is None:
+        if self._with_claims and self._shared.judge is None:
             print(
                 f"τ²-Bench ({source}): tasks with facts for {CLAIMS}, which needs a judge: {self._with_claims}.",
                 flush=True,
