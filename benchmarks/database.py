@@ -92,7 +92,7 @@ def measure(name: str, tables: Mapping[str, Any], rounds: int) -> dict[str, Any]
     def episode() -> Session:
         session = Session(world)
         for table, entry in some:
-            if not session.call(ToolCall("mark", {"table": table, "name": entry})).ok:
+            if session.call(ToolCall("mark", {"table": table, "name": entry})).is_error:
                 raise RuntimeError(f"{table} {entry} could not be changed.")
         return session
 

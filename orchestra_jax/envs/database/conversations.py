@@ -245,9 +245,8 @@ class DatabaseEpisode(ToolEpisode):
         async def handle(arguments: Mapping[str, object], budget: Budget) -> ToolResult:
             async with self._order:  # calls of one turn change the state in their order
                 try:
-                    outcome = await self.session.call_async(ToolCall(name, arguments))
+                    return await self.session.call_async(ToolCall(name, arguments))
                 except WorldError as error:  # code that is not ours fails through no fault of the policy
                     raise InfrastructureError(str(error)) from error
-            return ToolResult(outcome.text, is_error=not outcome.ok, refused=outcome.refused)
 
         return handle

@@ -45,14 +45,14 @@ def replay(world: World, goal: Goal) -> tuple[Session, list[str]]:
     session, failed = opened(world, goal), list[str]()
     for number, call in enumerate(goal.calls, start=1):
         try:
-            outcome = session.call(call)
+            result = session.call(call)
         except InfrastructureError:
             raise
         except Exception as error:  # whatever a tool raises makes the task unusable, and is told
             failed.append(f"Golden call {number} ({call.name}) raised {type(error).__name__}: {error}")
             continue
-        if not outcome.ok:
-            failed.append(f"Golden call {number} ({call.name}) failed: {outcome.text}")
+        if result.is_error:
+            failed.append(f"Golden call {number} ({call.name}) failed: {result.text}")
     return session, failed
 
 

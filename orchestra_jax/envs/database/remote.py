@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Any
 
 from orchestra_jax.envs.database.frozen import freeze
-from orchestra_jax.envs.database.session import CallEffect, Kind, Outcome, Session, World
+from orchestra_jax.envs.database.session import CallEffect, Kind, Session, World
 from orchestra_jax.envs.database.state import Database, WrongKind
 from orchestra_jax.envs.database.workers.pool import CallTooLong, WorkerLimits, Workers, WorldError
 from orchestra_jax.tools.spec_check import check_spec
-from orchestra_jax.types import InfrastructureError, ToolCall, ToolSpec
+from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec
 
 # Keywords that the menu shows of a schema from outside.
 _KEYWORDS = frozenset(
@@ -106,7 +106,7 @@ class RemoteWorld(World):
         try:
             return self._effect(self._workers.ask(request))
         except CallTooLong:
-            return CallEffect(Outcome(f"Error: {call.name} took too long and was stopped.", ok=False))
+            return CallEffect(ToolResult(f"Error: {call.name} took too long and was stopped.", is_error=True))
         except WorldError as error:
             if str(error).startswith("WrongKind: "):
                 raise WrongKind(str(error).removeprefix("WrongKind: ")) from None
@@ -115,7 +115,7 @@ class RemoteWorld(World):
     def _effect(self, told: Mapping[str, Any]) -> CallEffect:
         """Return the effect that a worker tells; raises InfrastructureError: the answer is none."""
         match told:
-            case {"text": str(text), "ok": bool(ok), "refused": bool(refused), **rest}:
+            case {"text": str(text), "is_error": bool(is_error), "refused": bool(refused), **rest}:
                 try:
                     changes = {
                         (str(table), str(name)): freeze(entry)
@@ -130,7 +130,7 @@ class RemoteWorld(World):
                     raise InfrastructureError(
                         f"The worker of {self.name!r} answered nonsense: no table {min(unknown)!r}."
                     )
-                return CallEffect(Outcome(text, ok, refused), changes, read, ids)
+                return CallEffect(ToolResult(text, is_error=is_error, refused=refused), changes, read, ids)
         raise InfrastructureError("The worker of a world gave an answer of another form.")
 
 

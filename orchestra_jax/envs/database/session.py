@@ -17,7 +17,7 @@ from orchestra_jax.envs.database.frozen import canonical, digest
 from orchestra_jax.envs.database.state import Database, Key, State, Transaction, WrongKind
 from orchestra_jax.tools import schema, signatures
 from orchestra_jax.tools.spec_check import check_spec
-from orchestra_jax.types import ToolCall, ToolSpec
+from orchestra_jax.types import ToolCall, ToolResult, ToolSpec
 
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # none looks like another
 
@@ -30,33 +30,18 @@ class Kind(StrEnum):
     GENERIC = "generic"  # neither: a calculator, a hand-over to a human
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a call.
-
-    Attributes:
-        text: what the policy reads: the tool's text, or its value as JSON.
-        ok: the tool did not fail; a call that failed changed nothing and operated on nothing.
-        refused: the call was not carried out, as the tool or its arguments do not exist.
-    """
-
-    text: str
-    ok: bool = True
-    refused: bool = False
-
-
 @dataclass(frozen=True)
 class CallEffect:
     """The result of a call, and its changes, which do not hold before the session takes them over.
 
     Attributes:
-        outcome: the result; if it is not ok, the other fields are empty.
+        result: what the policy reads; if it is an error, the other fields are empty.
         changes: the new content of entries that the call wrote; None: it deleted the entry.
         read: the entries that the call looked at by id.
         ids: number of new ids by prefix and content.
     """
 
-    outcome: Outcome
+    result: ToolResult
     changes: Mapping[Key, Any] = field(default_factory=dict)
     read: Set[Key] = frozenset()
     ids: Mapping[str, int] = field(default_factory=dict)
@@ -91,9 +76,9 @@ class World(ABC):
         """
         spec = self.specs.get(call.name)
         if spec is None:
-            return CallEffect(Outcome(f"Unknown tool {call.name!r}.", ok=False, refused=True))
+            return CallEffect(ToolResult(f"Unknown tool {call.name!r}.", is_error=True, refused=True))
         if problem := schema.validate_arguments(spec, call.arguments):
-            return CallEffect(Outcome(problem, ok=False, refused=True))
+            return CallEffect(ToolResult(problem, is_error=True, refused=True))
         return self._perform(session, call)
 
     async def perform_async(self, session: "Session", call: ToolCall) -> CallEffect:
@@ -132,25 +117,25 @@ class Session:
     def __post_init__(self) -> None:
         self.state = State(self.world.database)
 
-    def call(self, call: ToolCall) -> Outcome:
+    def call(self, call: ToolCall) -> ToolResult:
         """Make a call: it changes everything that it has to, or it fails and changes nothing.
 
         Errors are those of `World.perform`.
         """
         return self._take(call, self.world.perform(self, call))
 
-    async def call_async(self, call: ToolCall) -> Outcome:
+    async def call_async(self, call: ToolCall) -> ToolResult:
         """As `call`, but let other episodes go on; a call that is cancelled changes nothing."""
         return self._take(call, await self.world.perform_async(self, call))
 
-    def _take(self, call: ToolCall, effect: CallEffect) -> Outcome:
-        if effect.outcome.ok:
+    def _take(self, call: ToolCall, effect: CallEffect) -> ToolResult:
+        if not effect.result.is_error:
             self.state.write(effect.changes)
             self.read |= effect.read
             self.written |= effect.changes.keys()
             self.ids.update(effect.ids)
             self.done.append(call)
-        return effect.outcome
+        return effect.result
 
 
 class Desk(Transaction):
@@ -234,8 +219,8 @@ class LocalWorld(World):
         try:
             value = tool.function(**call.arguments, **{tool.desk: desk})
         except ValueError as error:
-            return CallEffect(Outcome(f"Error: {error or type(error).__name__}", ok=False))
+            return CallEffect(ToolResult(f"Error: {error or type(error).__name__}", is_error=True))
         except WrongKind as error:
             raise WrongKind(f"The tool {call.name!r} of {self.name!r} is of kind {tool.kind}, but {error}.") from None
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return CallEffect(Outcome(text), desk.changes, desk.read, desk.ids)
+        return CallEffect(ToolResult(text), desk.changes, desk.read, desk.ids)

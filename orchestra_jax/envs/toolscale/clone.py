@@ -75,13 +75,14 @@ class CloneTools:
                 failed = str(error) or type(error).__name__
             found = self._changes(self._kinds[name] == "write")
             if failed is not None:
-                return {"text": f"Error: {failed}", "ok": False, "refused": False}
+                return {"text": f"Error: {failed}", "is_error": True, "refused": False}
             if found and self._kinds[name] != "write":
                 raise WrongKind(
                     f"The tool {name!r} is of kind {self._kinds[name]}, but it changes {next(iter(found))}."
                 )
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            return {"text": text, "ok": True, "refused": False, "delta": found, "read": self._read(arguments, value)}
+            read = self._read(arguments, value)
+            return {"text": text, "is_error": False, "refused": False, "delta": found, "read": read}
 
     def _read(self, arguments: Any, value: Any) -> list[tuple[str, str]]:
         """Return the entries that the call read: by id, or of those that it walked through, those in its result.

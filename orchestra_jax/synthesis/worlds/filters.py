@@ -177,10 +177,10 @@ async def _results(session: Session, calls: Sequence[ToolCall]) -> str:
     found = []
     for call in calls:
         try:
-            outcome = await asyncio.to_thread(_twice, session.call, call)
+            result = await asyncio.to_thread(_twice, session.call, call)
         except (WorldError, WrongKind) as error:
             raise Rejected(BROKEN, str(error)) from None
-        found.append(f"<tool_response>\n{outcome.text[:_MOST_TEXT]}\n</tool_response>")
+        found.append(f"<tool_response>\n{result.text[:_MOST_TEXT]}\n</tool_response>")
     return "\n".join(found)
 
 

@@ -31,7 +31,7 @@ def test_a_refused_call_never_reaches_the_tool(made: Any, said: str) -> None:
     session = Session(shop())
     outcome = session.call(made)
     assert outcome.refused
-    assert not outcome.ok
+    assert outcome.is_error
     assert said in outcome.text
     assert session.done == []
 
@@ -39,7 +39,7 @@ def test_a_refused_call_never_reaches_the_tool(made: Any, said: str) -> None:
 def test_a_call_that_fails_half_way_changes_nothing_and_operates_on_nothing() -> None:
     session = Session(shop())
     outcome = session.call(call("pay", customer="C2", amount=3.0))
-    assert (outcome.ok, outcome.refused) == (False, False)
+    assert (outcome.is_error, outcome.refused) == (True, False)
     assert outcome.text == "Error: The balance is too low."
     assert session.state.hash() == START
     assert session.read == session.written == set()

@@ -47,4 +47,4 @@ class FolderTools:
         delta = dict[str, dict[str, Any]]()
         for (table, name), entry in effect.changes.items():
             delta.setdefault(table, {})[name] = entry
-        return {**asdict(effect.outcome), "delta": delta, "read": sorted(effect.read), "ids": effect.ids}
+        return {**asdict(effect.result), "delta": delta, "read": sorted(effect.read), "ids": effect.ids}
