@@ -98,14 +98,10 @@ class WorldFolder:
 
     Attributes:
         world: database, tools, rules and clock.
-        about: a sentence on the domain.
-        schema: as in schema.json.
         tasks: all tasks, also those that nobody can be scored on, see `golden.solutions`.
     """
 
     world: World
-    about: str
-    schema: Mapping[str, Any]
     tasks: Sequence[TaskRow]
 
 
@@ -134,7 +130,7 @@ def load(folder: str | Path, *, trusted: bool, workers: int = 1, isolation: str 
             world = RemoteWorld.of_source(name, source, tables, now, rules, count=workers, isolation=isolation)
     except (ValueError, WorldError) as error:
         raise BadWorld(" ".join(f"{folder / 'tools.py'}: {error}".split())) from error
-    return WorldFolder(world, found.head["about"], found.schema, found.tasks)
+    return WorldFolder(world, found.tasks)
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,6 @@ class FolderData:
 
     head: Mapping[str, Any]
     database: Database
-    schema: Mapping[str, Any]
     tasks: Sequence[TaskRow]
 
 
@@ -157,10 +152,14 @@ def read(folder: Path, *, trusted: bool) -> FolderData:
                 own_file(folder / file)
         except Unreadable as error:
             raise BadWorld(f"{folder / file} cannot be read: {error}.") from None
-    head, database, schema = head_of(folder), database_of(folder), _json(folder / "schema.json")
-    for problem in schema_problems(database.tables, schema):
+    head = head_of(folder)
+    try:
+        database = Database(_json(folder / "database.json"))
+    except TypeError as error:
+        raise BadWorld(f"{folder / 'database.json'}: {error}") from error
+    for problem in schema_problems(database.tables, _json(folder / "schema.json")):
         raise BadWorld(f"{folder / 'database.json'}: {problem}")
-    return FolderData(head, database, schema, list(tasks_of(folder)))
+    return FolderData(head, database, list(tasks_of(folder)))
 
 
 def head_of(folder: Path) -> Mapping[str, Any]:
@@ -176,14 +175,6 @@ def head_of(folder: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise BadWorld(f"{folder / 'world.json'}: {error}") from error
     return head
-
-
-def database_of(folder: Path) -> Database:
-    """Read database.json; raises BadWorld."""
-    try:
-        return Database(_json(folder / "database.json"))
-    except TypeError as error:
-        raise BadWorld(f"{folder / 'database.json'}: {error}") from error
 
 
 def tasks_of(folder: Path) -> Iterator[TaskRow]:
