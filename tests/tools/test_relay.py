@@ -20,8 +20,7 @@ from orchestra_jax.tools.relay import RELAY, relaying
 from orchestra_jax.training.warm_start import copy_accuracy
 from orchestra_jax.types import Status, ToolCall, ToolResult, ToolSpec
 from tests.envs.played import FREE
-from tests.envs.recorded.made import config, made_rows
-from tests.envs.recorded.test_environment import write
+from tests.envs.recorded.made import config, made_rows, write
 
 ASK, LOOK = (ToolSpec(name, "", {"type": "object", "properties": {}, "required": []}) for name in ("ask", "look"))
 

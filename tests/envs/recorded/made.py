@@ -1,7 +1,10 @@
 """A made table of recorded answers: two kinds of questions, three models of the price list and one of a user's own."""
 
-from collections.abc import Mapping
+import csv
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import (
@@ -64,3 +67,24 @@ def config(path: str, **options: Any) -> RunConfig:
         evaluation=EvaluationConfig(preferences=False),
         warm_start=WarmStartConfig(demonstrations=4),
     )
+
+
+def write(file: Path, rows: Iterable[Mapping[str, object]], header: list[str] | None = None) -> Path:
+    """Write rows as the suffix says; `header` are other names for the columns of a file with separators."""
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if file.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), file)
+    elif file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif file.suffix == ".json":
+        file.write_text(json.dumps(rows))
+    else:
+        with file.open("w", newline="") as out:
+            table = csv.writer(out, delimiter="\t" if file.suffix == ".tsv" else ",")
+            table.writerow(header or names)
+            table.writerows([row.get(name) for name in names] for row in rows)
+    return file

@@ -1,6 +1,5 @@
 """Policies by hand on a made table: what they ask whom, and that they know the training split alone."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,23 +12,13 @@ from orchestra_jax.envs.recorded.choices import PricedExpert, scripted
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.table import Evidence
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, Usage
-from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, STRONG, config, made_rows
+from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, STRONG, config, made_rows, write
 
 LEARNED = {
     "cascade_trusted",
     *(f"router{code}{wish}" for code in ("", "_code") for wish in ("", "_right", "_cheap", "_fast")),
     *(f"knn{code}{wish}" for code in ("", "_code") for wish in ("", "_right")),
 }
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return written(tmp_path / "table.jsonl", made_rows())
-
-
-def written(file: Path, rows: list[dict]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
 
 
 def asked(environment: RecordedEnvironment, name: str, task: Task, says: Mapping[str, str]) -> tuple[list[str], str]:
@@ -127,7 +116,7 @@ def test_the_router_knows_the_training_split_alone(table: Path):
     pytest.importorskip("sklearn", reason="pip install 'orchestra-jax[router]'")
 
     def chances(rows: list[dict]) -> list[float]:
-        environment = RecordedEnvironment(config(str(written(table, rows)), python=False))
+        environment = RecordedEnvironment(config(str(write(table, rows)), python=False))
         known = router.Router(environment.recording.of(environment.splits["train"]))
         tasks = environment.held_out(99)
         return [known.chance(model, task.question) for model in MODELS for task in tasks] + [

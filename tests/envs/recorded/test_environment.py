@@ -18,17 +18,7 @@ from orchestra_jax.envs.recorded.offer import NO_CODE, code_of, cut
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.types import Task, ToolCall, ToolResult
-from tests.envs.recorded.made import CHEAP, CODE, HOUSE, MODELS, STRONG, UNSEEN, config, is_right, made_rows
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return write(tmp_path / "table.jsonl", made_rows())
-
-
-def write(file: Path, rows: list[dict]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+from tests.envs.recorded.made import CHEAP, CODE, HOUSE, MODELS, STRONG, UNSEEN, config, is_right, made_rows, write
 
 
 def play(environment: RecordedEnvironment, name: str, tasks: Sequence[Task]) -> tuple[float, float, int]:

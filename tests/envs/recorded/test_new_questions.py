@@ -15,21 +15,11 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.recorded.environment import EVAL, RecordedEnvironment, unseen_recorded
 from orchestra_jax.envs.recorded.environment import UNSEEN as UNSEEN_MENUS
 from orchestra_jax.io.shipped import CONF
-from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, STRONG, UNSEEN, config, made_rows
+from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, STRONG, UNSEEN, config, made_rows, write
 from tests.envs.recorded.test_environment import called, play
 
 FRESH = 12
 Row = dict[str, object]
-
-
-def write(file: Path, rows: Iterable[Row]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return write(tmp_path / "table.jsonl", made_rows())
 
 
 def new_rows() -> list[Row]:

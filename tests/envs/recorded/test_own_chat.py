@@ -13,8 +13,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.parsing import parse_tool_calls, render_call
 from orchestra_jax.types import ToolCall
-from tests.envs.recorded.made import config, made_rows
-from tests.envs.recorded.test_environment import write
+from tests.envs.recorded.made import config, made_rows, write
 
 WISHES = {"none": {"compute": 0.5}, "accuracy": {"compute": 0.1}, "low_cost": {"compute": 1.0}}
 
@@ -23,8 +22,8 @@ def own(table: Path, **options):
     return replace(config(str(table), **options), model=ModelConfig(random_init=True, tokenizer="environment"))
 
 
-def test_a_prompt_has_the_question_the_wish_and_one_line_for_each_tool(tmp_path: Path, capsys):
-    cfg = own(write(tmp_path / "t.jsonl", made_rows()), wishes=WISHES)
+def test_a_prompt_has_the_question_the_wish_and_one_line_for_each_tool(table: Path, capsys):
+    cfg = own(table, wishes=WISHES)
     chat = make_chat(cfg)
     assert capsys.readouterr().out == ""  # the environment tells what was read, once
     environment = RecordedEnvironment(cfg)
@@ -56,8 +55,8 @@ def test_pieces_come_from_training_questions_alone(tmp_path: Path):
     )
 
 
-def test_a_call_is_read_back_as_it_was_written(tmp_path: Path):
-    chat = make_chat(own(write(tmp_path / "t.jsonl", made_rows())))
+def test_a_call_is_read_back_as_it_was_written(table: Path):
+    chat = make_chat(own(table))
     call = ToolCall("K", {})
     ids = chat.encode(render_call(call))
     assert len(ids) == 3
@@ -67,8 +66,8 @@ def test_a_call_is_read_back_as_it_was_written(tmp_path: Path):
     assert chat.encode(render_call(ToolCall("relay", {})))[0] not in tool  # a tool cannot call
 
 
-def test_every_model_is_one_token_in_the_menu_and_in_its_call(tmp_path: Path):
-    cfg = own(write(tmp_path / "t.jsonl", made_rows()))
+def test_every_model_is_one_token_in_the_menu_and_in_its_call(table: Path):
+    cfg = own(table)
     cfg = replace(cfg, tools=replace(cfg.tools, menu=replace(cfg.tools.menu, aliases=False)))
     chat, task = make_chat(cfg), next(RecordedEnvironment(cfg).train_tasks(1))[0]
     models = [spec.name for spec in task.tools if spec.name not in ("python", "relay")]
@@ -79,8 +78,8 @@ def test_every_model_is_one_token_in_the_menu_and_in_its_call(tmp_path: Path):
         assert ids[1] in chat.encode(f"\n{name}\n")
 
 
-def test_a_price_of_a_menu_is_one_token(tmp_path: Path):
-    chat = make_chat(own(write(tmp_path / "t.jsonl", made_rows())))
+def test_a_price_of_a_menu_is_one_token(table: Path):
+    chat = make_chat(own(table))
     assert len(set(all_prices())) == len(all_prices()) == 1 + 24 * 8 + 1
     for price in all_prices():
         assert [chat.decode([token]) for token in chat.encode(f"87/96 {price} 3s")][-2:] == [f" {price}", " 3s"]
@@ -103,8 +102,7 @@ def test_a_price_is_shown_by_the_nearest_of_24_steps_a_decade(usd: float, shown:
     assert shown in all_prices()
 
 
-def test_a_question_is_posed_under_several_wishes_with_one_menu(tmp_path: Path):
-    table = write(tmp_path / "t.jsonl", made_rows())
+def test_a_question_is_posed_under_several_wishes_with_one_menu(table: Path):
     cfg = own(table, wishes=WISHES)
     cfg = replace(cfg, data=replace(cfg.data, preferences_per_question=3))
     batch = next(RecordedEnvironment(cfg).train_tasks(6))
@@ -115,8 +113,8 @@ def test_a_question_is_posed_under_several_wishes_with_one_menu(tmp_path: Path):
     assert batch[0].id != batch[3].id
 
 
-def test_more_wishes_than_there_are_are_refused_in_a_sentence(tmp_path: Path):
-    cfg = own(write(tmp_path / "t.jsonl", made_rows()), wishes=WISHES)
+def test_more_wishes_than_there_are_are_refused_in_a_sentence(table: Path):
+    cfg = own(table, wishes=WISHES)
     for data in (
         replace(cfg.data, preferences_per_question=4),
         replace(cfg.data, preferences_per_question=2, preferences=False),

@@ -15,7 +15,7 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.options import next_step
-from tests.envs.recorded.made import MODELS, config, made_rows
+from tests.envs.recorded.made import MODELS, config, made_rows, write
 
 ROOT = Path(__file__).parents[3]
 FEW_STEPS = (
@@ -35,13 +35,6 @@ def command(start: str) -> list[str]:
     return [word for word in shlex.split(found.partition("#")[0]) if word.strip()]
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    file = tmp_path / "table.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in made_rows()))
-    return file
-
-
 def test_without_a_table_a_sentence_tells_how_to_name_one():
     assert RecordedEnvironment.problems(config("")) == [
         "No recorded answers are named: add path=FILE, a table with a row for each question and model "
@@ -52,7 +45,7 @@ def test_without_a_table_a_sentence_tells_how_to_name_one():
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_log_without_code_has_no_sandbox_and_menus_of_its_few_models(table: Path, count: int):
     rows = [row | {"cost": 0.01} for row in made_rows() if row["family"] == "sum" and row["model"] in MODELS[:count]]
-    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(table, rows)
     cfg = compose("+experiment=my_logs", f"env.options.path={table}")
     assert "python" in cfg.tools.menu.always
     environment = RecordedEnvironment(cfg)

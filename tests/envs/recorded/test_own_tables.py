@@ -1,7 +1,5 @@
 """Tables that others made: one schema refuses what would score or cost wrongly, and tells what it estimates."""
 
-import csv
-import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,7 +12,7 @@ from orchestra_jax.envs.recorded.checks import refuse_missing_costs
 from orchestra_jax.envs.recorded.environment import EVAL, PRICES, TRAIN, UNSEEN, RecordedEnvironment, unseen_recorded
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
-from tests.envs.recorded.made import HOUSE, MODELS, QUESTIONS, STRONG, config, made_rows
+from tests.envs.recorded.made import HOUSE, MODELS, QUESTIONS, STRONG, config, made_rows, write
 
 pytest.importorskip("pyarrow", reason="pip install 'orchestra-jax[data]'")
 OWN = {name: f"house-{number}" for number, name in enumerate(MODELS)}
@@ -29,27 +27,6 @@ def own_rows() -> list[Row]:
         }
         for row in made_rows()
     ]  # fmt: skip
-
-
-def write(file: Path, rows: Iterable[Row], header: list[str] | None = None) -> Path:
-    """Write rows as the suffix says; `header` are other names for the columns of a file with separators."""
-    rows = list(rows)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    if file.suffix == ".parquet":
-        import pyarrow
-        from pyarrow import parquet
-
-        parquet.write_table(pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), file)
-    elif file.suffix == ".jsonl":
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif file.suffix == ".json":
-        file.write_text(json.dumps(rows))
-    else:
-        with file.open("w", newline="") as out:
-            table = csv.writer(out, delimiter="\t" if file.suffix == ".tsv" else ",")
-            table.writerow(header or names)
-            table.writerows([row.get(name) for name in names] for row in rows)
-    return file
 
 
 def renamed(rows: Iterable[Row], **names: str) -> list[Row]:
@@ -136,6 +113,9 @@ def test_an_id_of_two_questions_is_refused_with_both_rows(tmp_path: Path, column
         ("tokens", "1e300", "'tokens' must be a number"),
         ("correct", "", "it has no 'correct'"),
         ("id", "", "it has no 'id'"),
+        ("correct", "perhaps", "'correct' must be true, false or a score from 0 to 1"),
+        ("cost", "-1", "'cost' must be a number >= 0"),
+        ("model", "", "it has no 'model'; the column is called model or model_name"),
         ("correct", "2", "'correct' must be true, false or a score from 0 to 1, not '2'"),
     ],
 )

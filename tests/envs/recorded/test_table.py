@@ -1,8 +1,6 @@
 """Tables of recorded answers: every form is read to the same, broken rows are told, and the split is by question."""
 
 import contextlib
-import csv
-import json
 import os
 import sqlite3
 from pathlib import Path
@@ -17,22 +15,9 @@ from orchestra_jax.money.price_files import PRICES
 from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.money.store import CANONICAL, Recorded, Writer, encode, key
 from orchestra_jax.types import Usage
-from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, QUESTIONS, STRONG, is_right, made_rows
+from tests.envs.recorded.made import CHEAP, HOUSE, MODELS, QUESTIONS, STRONG, is_right, made_rows, write
 
 DATA = Path(os.environ.get("ORCHESTRA_DATA", "nowhere")) / "recorded" / "zeroeval"
-
-
-def write_csv(file: Path, rows: list[dict]) -> Path:
-    with file.open("w", newline="") as out:
-        table = csv.DictWriter(out, list(dict.fromkeys(name for row in rows for name in row)))
-        table.writeheader()
-        table.writerows(rows)
-    return file
-
-
-def write_lines(file: Path, rows: list[dict]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
 
 
 def same(one: Recording, other: Recording) -> bool:
@@ -41,10 +26,8 @@ def same(one: Recording, other: Recording) -> bool:
     return all(one.answer(model, name) == other.answer(model, name) for model in one.models for name in one.questions)
 
 
-def test_a_long_table_is_the_same_from_commas_and_from_lines(tmp_path: Path):
-    one, other = write_csv(tmp_path / "t.csv", made_rows()), write_lines(tmp_path / "t.jsonl", made_rows())
-    found = read_recording(one)
-    assert same(found, read_recording(other))
+def test_a_long_table_has_a_row_for_each_answer(tmp_path: Path):
+    found = read_recording(write(tmp_path / "t.jsonl", made_rows()))
     assert found.models == MODELS
     assert len(found.questions) == QUESTIONS
     row = found.answer(HOUSE, "q3")
@@ -59,7 +42,7 @@ def test_a_wide_table_in_the_form_of_routerbench(tmp_path: Path):
         "a/b|total_cost": 0.25, "d": 0.0, "d|model_response": "A", "d|total_cost": 0.5,
         "oracle_model_to_route_to": "a/b",
     }  # fmt: skip
-    found = read_recording(write_lines(tmp_path / "t.jsonl", [row]))
+    found = read_recording(write(tmp_path / "t.jsonl", [row]))
     assert found.models == ("a/b", "d")
     assert found.questions["mmlu.1"].family == "mmlu"
     empty = PriceList("none", "2026", "", {})
@@ -69,7 +52,7 @@ def test_a_wide_table_in_the_form_of_routerbench(tmp_path: Path):
 
 def test_a_wide_table_in_the_form_of_routellm(tmp_path: Path):
     row = {"prompt": "Which?", "a/b": True, "d": False, "a/b_response": "It is C", "d_response": "A"}
-    found = read_recording(write_lines(tmp_path / "t.jsonl", [row]))
+    found = read_recording(write(tmp_path / "t.jsonl", [row]))
     assert found.models == ("a/b", "d")
     assert found.correct.tolist() == [[True, False]]
     assert found.answer("d", "Which?").output == "A"
@@ -88,7 +71,7 @@ def test_a_wide_table_without_outputs_has_the_models_names_for_answers_and_says_
         }
         for n in range(3)
     ]
-    found = read_recording(write_lines(tmp_path / "t.jsonl", rows))
+    found = read_recording(write(tmp_path / "t.jsonl", rows))
     assert found.models == ("a/b", "d")
     assert found.correct.tolist() == [[True, False], [True, False], [False, False]]
     row = found.answer("a/b", "q0")
@@ -102,15 +85,15 @@ def test_a_wide_table_without_outputs_has_the_models_names_for_answers_and_says_
 def test_flags_beside_a_column_of_the_long_form_are_no_models(tmp_path: Path):
     long = {"question": "Which?", "llm": "a", "output": "C", "correct": True, "checked": True}
     with pytest.raises(ValueError, match="no column 'model'"):
-        read_recording(write_lines(tmp_path / "t.jsonl", [long]))
+        read_recording(write(tmp_path / "t.jsonl", [long]))
     with pytest.raises(ValueError, match="no column 'model'"):
-        read_recording(write_lines(tmp_path / "u.jsonl", [{"question": "Which?", "remark": "hard"}]))
+        read_recording(write(tmp_path / "u.jsonl", [{"question": "Which?", "remark": "hard"}]))
     named = {"question": "Which?", "model": "a", "output": "C", "correct": True, "tag": "x", "tag_response": "y"}
-    assert read_recording(write_lines(tmp_path / "v.jsonl", [named])).models == ("a",)
+    assert read_recording(write(tmp_path / "v.jsonl", [named])).models == ("a",)
 
 
 def test_our_own_record_of_calls_is_a_table_where_the_answers_are_known(tmp_path: Path):
-    known = write_lines(tmp_path / "known.jsonl", [{"id": "q1", "question": "How much is 1 + 2?", "answer": "3"}])
+    known = write(tmp_path / "known.jsonl", [{"id": "q1", "question": "How much is 1 + 2?", "answer": "3"}])
     writer = Writer(tmp_path / "calls.db", overwrite=False)
     for model, said in (("a", "\\boxed{3}"), ("b", "4")):
         request = {"model": model, "messages": [{"role": "user", "content": "Question: How much is 1 + 2?"}]}
@@ -127,7 +110,7 @@ def test_our_own_record_of_calls_is_a_table_where_the_answers_are_known(tmp_path
 def test_what_a_server_kept_is_no_table_and_the_sentence_names_the_commands(tmp_path: Path):
     with contextlib.closing(sqlite3.connect(tmp_path / "served.db")) as database:
         database.execute("CREATE TABLE requests (id TEXT)")
-    log = write_lines(tmp_path / "log.jsonl", [{"question": "1 + 2?", "answer": "3", "trajectory": {}}])
+    log = write(tmp_path / "log.jsonl", [{"question": "1 + 2?", "answer": "3", "trajectory": {}}])
     for file, references in ((tmp_path / "served.db", None), (tmp_path / "served.db", log), (log, None)):
         with pytest.raises(
             ValueError, match=r"`.*\+experiment=my_logs path=RUN/serving/served.db model.path=RUN/policy`"
@@ -135,26 +118,13 @@ def test_what_a_server_kept_is_no_table_and_the_sentence_names_the_commands(tmp_
             read_recording(file, references)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"correct": "perhaps"}, "line 1: 'correct' must be true, false or a score"),
-        ({"cost": -1}, "line 1: 'cost' must be a number >= 0"),
-        ({"model": None}, "line 1: it has no 'model'; the column is called model or model_name"),
-    ],
-)
-def test_a_broken_row_is_told_with_its_line(tmp_path: Path, change: dict, said: str):
-    with pytest.raises(ValueError, match=said):
-        read_recording(write_lines(tmp_path / "t.jsonl", [{**made_rows()[0], **change}]))
-
-
 def test_a_model_answers_a_question_once(tmp_path: Path):
     with pytest.raises(ValueError, match="has answered 'q0' twice"):
-        read_recording(write_lines(tmp_path / "t.jsonl", made_rows()[:1] * 2))
+        read_recording(write(tmp_path / "t.jsonl", made_rows()[:1] * 2))
 
 
 def test_the_split_is_by_question_and_kind_and_depends_on_the_seed(tmp_path: Path):
-    found = read_recording(write_lines(tmp_path / "t.jsonl", made_rows()))
+    found = read_recording(write(tmp_path / "t.jsonl", made_rows()))
     split = found.split(0)
     assert {name: len(ids) for name, ids in split.items()} == {"train": 24, "validation": 8, "test": 8}
     assert sorted(name for ids in split.values() for name in ids) == sorted(found.questions)
@@ -186,7 +156,7 @@ def test_the_answer_is_read_from_json_from_broken_json_and_from_words():
 
 def test_figures_by_hand(tmp_path: Path):
     rows = [row for row in made_rows() if row["id"] in ("q1", "q4")]
-    found = read_recording(write_lines(tmp_path / "t.jsonl", rows))
+    found = read_recording(write(tmp_path / "t.jsonl", rows))
     prices = PriceList(
         "p", "2026", "", {model: Price(call=cents) for model, cents in zip(MODELS, (8, 4, 2, 1), strict=True)}
     )

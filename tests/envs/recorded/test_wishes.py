@@ -21,15 +21,14 @@ from orchestra_jax.envs.recorded.wishes import KINDS, wishes_problem, wordings_o
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.synthesis.near import Seen
 from orchestra_jax.types import Preference, Task, ToolCall
-from tests.envs.recorded.made import config, made_rows
-from tests.envs.recorded.test_environment import write
+from tests.envs.recorded.made import config, made_rows, write
 
 WISHES = {"none": {"compute": 0.5}, "accuracy": {"compute": 0.1}, "low_cost": {"compute": 1.0}, "fast": {"latency": 1}}
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> RecordedEnvironment:
-    return RecordedEnvironment(config(str(write(tmp_path / "t.jsonl", made_rows())), python=False, wishes=WISHES))
+def environment(table: Path) -> RecordedEnvironment:
+    return RecordedEnvironment(config(str(table), python=False, wishes=WISHES))
 
 
 def test_every_kind_is_drawn_with_its_weights_and_said_but_for_none(environment: RecordedEnvironment):
@@ -60,12 +59,11 @@ def test_evaluation_without_preferences_is_the_wish_that_nobody_says(environment
     assert all(task.preference.instruction in WORDINGS[kind]["eval"] for kind in pairs for task in pairs[kind])
 
 
-def test_a_menu_tells_seconds_only_where_a_user_may_mind_them(tmp_path: Path):
-    path = str(write(tmp_path / "t.jsonl", made_rows()))
+def test_a_menu_tells_seconds_only_where_a_user_may_mind_them(table: Path):
     money = {kind: weights for kind, weights in WISHES.items() if kind != "fast"}
     for wishes, told in ((WISHES, True), (money, False), (money | {"none": {"latency": 0.1}}, True), (None, True)):
         settings = {} if wishes is None else {"wishes": wishes}
-        other = RecordedEnvironment(config(path, python=False, **settings))
+        other = RecordedEnvironment(config(str(table), python=False, **settings))
         task = other.held_out(1)[0]
         lines = [tool.description for tool in task.tools if "$" in tool.description]
         assert lines
@@ -83,9 +81,9 @@ def test_a_menu_tells_seconds_only_where_a_user_may_mind_them(tmp_path: Path):
         ({"fast": {"latency": 2}}, r"wishes\.fast has the weight 2, which is not within \[0, 1\]"),
     ],
 )
-def test_wrong_wishes_are_refused_in_a_sentence(wishes, sentence, tmp_path):
+def test_wrong_wishes_are_refused_in_a_sentence(wishes, sentence, table):
     with pytest.raises(ConfigError, match=sentence):
-        RecordedEnvironment(config(str(write(tmp_path / "t.jsonl", made_rows())), python=False, wishes=wishes))
+        RecordedEnvironment(config(str(table), python=False, wishes=wishes))
     assert wishes_problem(None) is None
 
 
@@ -128,9 +126,8 @@ def test_most_demonstrations_first_call_what_is_worth_most_to_the_user(environme
         assert np.mean(kept) > by_chance + 0.6 * (1 - by_chance), kind
 
 
-def test_questions_of_a_kind_come_more_often_in_training(tmp_path: Path):
-    table = str(write(tmp_path / "t.jsonl", made_rows()))
-    environment = RecordedEnvironment(config(table, python=False, repeats={"code": 3}))
+def test_questions_of_a_kind_come_more_often_in_training(table: Path):
+    environment = RecordedEnvironment(config(str(table), python=False, repeats={"code": 3}))
     ids = environment.splits["train"]
     codes = sum(int(name[1:]) % 4 == 0 for name in ids)
     drawn = Counter(task.extra["question"] for task in next(environment.train_tasks(len(ids) + 2 * codes)))
@@ -138,9 +135,9 @@ def test_questions_of_a_kind_come_more_often_in_training(tmp_path: Path):
     assert all(n == 3 for name, n in drawn.items() if int(name[1:]) % 4 == 0)
     assert all(n == 1 for name, n in drawn.items() if int(name[1:]) % 4)
     with pytest.raises(ConfigError, match=r"names poem, and kinds here are code, sum: set env.options.repeats=null"):
-        RecordedEnvironment(config(table, python=False, repeats={"poem": 2}))
+        RecordedEnvironment(config(str(table), python=False, repeats={"poem": 2}))
     with pytest.raises(ConfigError, match=r"must map kinds of questions to whole numbers from 1, not \{'code': 0\}"):
-        RecordedEnvironment(config(table, python=False, repeats={"code": 0}))
+        RecordedEnvironment(config(str(table), python=False, repeats={"code": 0}))
 
 
 def test_menus_of_demonstrations_show_shares_of_their_own_and_others_the_true_ones(environment: RecordedEnvironment):
