@@ -1,19 +1,25 @@
-"""Scripts that play environments without prices, for the tests of τ²-Bench and BFCL."""
+"""Scripts that play environments, at the prices of a run or without any."""
 
 import asyncio
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.money import price_files
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.collector import Collector
 
 ENTRIES = {"orchestrator": {"input": 0.0, "output": 0.0}}
 FREE = price_files.from_config({"id": "free", "date": "2025-01-01", "source": "made up", "entries": ENTRIES})
 
 
+def collector(environment, cfg, chat=None):
+    """Return the collector of a run's episodes, at its limits and prices."""
+    return Collector(environment, chat, cfg.rollout.limits, price_book(cfg).base)
+
+
 def play(environment, script, tasks, chat=None):
-    collector = Collector(environment, chat, RolloutLimits(max_calls=200), FREE)
-    return asyncio.run(collector.play(script, tasks, budget=Budget()))
+    free = Collector(environment, chat, RolloutLimits(max_calls=200), FREE)
+    return asyncio.run(free.play(script, tasks, budget=Budget()))
 
 
 def plan(*actions):

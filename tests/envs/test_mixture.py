@@ -13,7 +13,7 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, Episode
-from orchestra_jax.envs.mixture import MixedTasks, MixtureEnvironment
+from orchestra_jax.envs.mixture import MixtureEnvironment
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.types import Preference, Task, ToolResult
@@ -71,34 +71,12 @@ def ids(batch: Sequence[Task]) -> list[str]:
 
 
 @pytest.mark.parametrize(("left", "right"), [(0.5, 0.5), (3, 1)])
-class Counted:
-    """A stream of one task after another."""
-
-    def __init__(self, name: str) -> None:
-        self._task, self._drawn = Task(name, "?", ("!",), (), Preference("x", "")), 0
-
-    def __iter__(self) -> "Counted":
-        return self
-
-    def __next__(self) -> list[Task]:
-        self._drawn += 1
-        return [self._task]
-
-    def get_state(self) -> dict[str, Any]:
-        return {"drawn": self._drawn}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._drawn = state["drawn"]
-
-
-@pytest.mark.parametrize(("left", "right"), [(0.5, 0.5), (3, 1)])
 def test_the_weights_hold_over_a_thousand_draws(left: float, right: float) -> None:
-    streams = {"left": Counted("left"), "right": Counted("right")}
-    stream = MixedTasks(streams, {"left": left, "right": right}, seed=0, batch_size=10, unit=1)
-    drawn = Counter(task.id for _ in range(100) for task in next(stream))
+    stream = MixtureEnvironment(config(left, right)).train_tasks(10)
+    drawn = Counter(task.id.partition("-")[0] for _ in range(100) for task in next(stream))
     share = left / (left + right)
-    assert abs(drawn["left"] - 1000 * share) < 4 * math.sqrt(1000 * share * (1 - share))
-    assert stream.get_state() == {"place": 1000, "parts": {name: {"drawn": drawn[name]} for name in streams}}
+    assert abs(drawn["Left"] - 1000 * share) < 4 * math.sqrt(1000 * share * (1 - share))
+    assert stream.get_state()["place"] == drawn.total() == 1000
 
 
 def test_the_stream_resumes_exactly_and_batches_do_not_change_it() -> None:

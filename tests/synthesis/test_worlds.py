@@ -8,11 +8,10 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.database.environment import DatabaseEnvironment
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.run_budget import Halted
-from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.synthesis.worlds import functions
 from orchestra_jax.types import InfrastructureError
+from tests.envs.played import collector
 from tests.isolation import available
 from tests.synthesis.rental import SUBJECTS, reply
 from tests.synthesis.server import configured, serving, synthesised
@@ -79,9 +78,10 @@ async def test_the_folder_is_a_world_to_train_in(made):
     }  # fmt: skip
     assert "Nothing twice." in world.policy
     assert environment.unusable == {}
-    collector = Collector(environment, None, cfg.rollout.limits, price_book(cfg).base)
     tasks = [*environment.held_out(10), *next(environment.train_tasks(4))]
-    played = await collector.play(environment.baselines()["golden"], tasks, budget=Budget(), silent=True)
+    played = await collector(environment, cfg).play(
+        environment.baselines()["golden"], tasks, budget=Budget(), silent=True
+    )
     assert [each.solved for each in played] == [True] * 5
     await environment.close()
 

@@ -18,10 +18,9 @@ from orchestra_jax.envs.database.conversations import DONE, DatabaseEpisode
 from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment
 from orchestra_jax.envs.database.session import LocalWorld
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.price_book import price_book
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, Trajectory
+from tests.envs.played import collector
 from tests.tools.openai_stub import StubOpenAI
 
 
@@ -34,18 +33,10 @@ def environment() -> DatabaseEnvironment:
     return DatabaseEnvironment(config())
 
 
-def budget() -> Budget:
-    return Budget(None, name="run")
-
-
-def collector(environment: DatabaseEnvironment, cfg: RunConfig, chat: ChatFormat | None = None) -> Collector:
-    return Collector(environment, chat, cfg.rollout.limits, price_book(cfg).base)
-
-
 async def play(environment: DatabaseEnvironment, name: str, count: int) -> list[Trajectory]:
     cfg, tasks = config(), environment.held_out(count)
     found = baseline(environment, name, tasks, 4)
-    return await collector(environment, cfg).play(found.script, tasks, budget=budget(), silent=True)
+    return await collector(environment, cfg).play(found.script, tasks, budget=Budget(), silent=True)
 
 
 async def test_golden_calls_solve_every_task_and_other_baselines_what_they_must(environment: DatabaseEnvironment):
@@ -63,7 +54,7 @@ async def test_golden_calls_solve_every_task_and_other_baselines_what_they_must(
 async def test_the_first_words_and_every_request_are_heard_in_their_order(environment: DatabaseEnvironment):
     task = next(task for task in environment.held_out(180) if len(requests(environment, task)) == 2)
     (found,) = await collector(environment, config()).play(
-        environment.baselines()["golden"], [task], budget=budget(), silent=True
+        environment.baselines()["golden"], [task], budget=Budget(), silent=True
     )
     first, second = requests(environment, task)
     assert (found.task.question, found.status) == (first, Status.COMPLETED)
@@ -81,7 +72,7 @@ def a_task(environment: DatabaseEnvironment, tool: str) -> tuple[Task, DatabaseE
     for task in environment.held_out(180):
         (first, *more) = environment._golden[task.extra["task"]].goal.calls
         if first.name == tool and not more:
-            return task, environment.reset(task, budget()), first
+            return task, environment.reset(task, Budget()), first
     raise AssertionError(tool)
 
 
@@ -129,7 +120,7 @@ async def test_a_thousand_interleaved_episodes_know_nothing_of_each_other(enviro
     for task in tasks:
         session = environment._golden[task.extra["task"]].after
         alone[task.id] = session.state.hash()
-    opened = [(task, environment.reset(task, budget())) for task in tasks]
+    opened = [(task, environment.reset(task, Budget())) for task in tasks]
     left = [(episode, call) for task, episode in opened for call in environment._golden[task.extra["task"]].goal.calls]
     queues: dict[int, list[ToolCall]] = {}
     for episode, call in left:
@@ -140,7 +131,7 @@ async def test_a_thousand_interleaved_episodes_know_nothing_of_each_other(enviro
         await asyncio.gather(*(by_id[number].step(queues[number].pop(0)) for number in some))
         queues = {number: calls for number, calls in queues.items() if calls}
     assert all(episode.session.state.hash() == alone[task.id] for task, episode in opened)
-    assert all(environment.reset(task, budget()).session.state.changed == frozenset() for task in tasks[:50])
+    assert all(environment.reset(task, Budget()).session.state.changed == frozenset() for task in tasks[:50])
 
 
 async def test_experts_stand_beside_the_domains_tools_with_prices_and_preferences():
@@ -162,12 +153,12 @@ async def test_experts_stand_beside_the_domains_tools_with_prices_and_preference
             return ToolCall("expert_large", {"question": task.question})
         return environment._golden[task.extra["task"]].play(observed[1:])
 
-    (found,) = await collector(environment, cfg).play(script, [task], budget=budget(), silent=True)
+    (found,) = await collector(environment, cfg).play(script, [task], budget=Budget(), silent=True)
     assert (found.solved, found.cost_usd, found.latency_s) == (True, 0.06, 20.0)
 
     chat = environment.chat(cfg)  # a small policy that starts from random weights can read and say all of it
     words, shown = ChatFormat(chat.tokenizer, history="keep", compact_menu=True), environment.demonstrations()
-    played = await collector(environment, cfg, words).play(shown.script, shown.tasks[::3], budget=budget())
+    played = await collector(environment, cfg, words).play(shown.script, shown.tasks[::3], budget=Budget())
     assert {call.name for t in played for call in t.calls} >= {"expert_small", "expert_large", "get_order"}
     ids = [token for t in played for turn in t.turns for token in (*turn.prompt_ids, *turn.sampled_ids)]
     assert ids.count(chat.tokenizer.unk_token_id) < 1e-3 * len(ids)
@@ -183,7 +174,7 @@ def test_demonstrations_teach_the_format_and_not_the_choice():
     found, chat = environment.demonstrations(), environment.chat(config())
     words = ChatFormat(chat.tokenizer, history="keep", compact_menu=True)
     tasks = [found.tasks[number] for number in range(0, len(found.tasks), 2)]
-    played = asyncio.run(collector(environment, config(), words).play(found.script, tasks, budget=budget()))
+    played = asyncio.run(collector(environment, config(), words).play(found.script, tasks, budget=Budget()))
     assert {t.status for t in played} == {Status.COMPLETED}
     # A request that names an order alone: every tool that needs no more is as likely, whatever the request.
     first = Counter(found.script(task, []).name for task in found.tasks if names_an_order(task))
@@ -228,10 +219,10 @@ async def test_another_folder_runs_in_the_sandbox_unless_it_is_trusted(tmp_path:
     assert isinstance(environment._worlds[0], LocalWorld) is (trusted == "true")
     assert environment.unusable == {"stale": "Golden call 1 (fly) failed: Unknown tool 'fly'."}
     played = await collector(environment, config()).play(
-        environment.baselines()["golden"], environment.held_out(10), budget=budget(), silent=True
+        environment.baselines()["golden"], environment.held_out(10), budget=Budget(), silent=True
     )
     assert [t.solved for t in played] == [True] * 3
-    hands_over = environment.reset(environment.held_out(1)[0], budget()).step(ToolCall("hand_over", {}))
+    hands_over = environment.reset(environment.held_out(1)[0], Budget()).step(ToolCall("hand_over", {}))
     with pytest.raises(KeyError if trusted == "true" else InfrastructureError, match="nobody"):
         await hands_over
     await environment.close()
@@ -255,7 +246,7 @@ async def test_a_model_plays_the_user_and_is_no_cost_of_the_policys():
         environment = DatabaseEnvironment(cfg)
         task = next(task for task in environment.held_out(10) if len(requests(environment, task)) == 1)
         (found,) = await collector(environment, cfg).play(
-            environment.baselines()["golden"], [task], budget=budget(), silent=True
+            environment.baselines()["golden"], [task], budget=Budget(), silent=True
         )
         await environment.close()
     assert (found.solved, found.cost_usd, found.latency_s) == (True, 0.0, 0.0)
@@ -280,11 +271,11 @@ async def test_a_judge_finds_facts_and_what_denies_them():
         played = collector(environment, cfg)
         for verdict in ("correct", "incorrect"):
             verdicts += [verdict] * len(facts)
-            (found,) = await played.play(golden, [task], budget=budget(), silent=True)
+            (found,) = await played.play(golden, [task], budget=Budget(), silent=True)
             wrong = "" if verdict == "correct" else f"Not said: {', '.join(map(repr, facts))}."
             assert (found.solved, found.criteria["faithful"]) == (not wrong, wrong)
         asked = len(stub.bodies)
-        (idle,) = await played.play(environment.baselines()["do_nothing"], [task], budget=budget(), silent=True)
+        (idle,) = await played.play(environment.baselines()["do_nothing"], [task], budget=Budget(), silent=True)
         await environment.close()
     assert (found.cost_usd, asked, len(stub.bodies)) == (0.0, 2 * len(facts), asked)  # idle: other criteria decide
     assert not idle.solved

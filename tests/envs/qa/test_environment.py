@@ -28,7 +28,7 @@ from orchestra_jax.money.prices import call_rows
 from orchestra_jax.tools.answers import extract_answer, matches, parse_number
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.python import spec as python_spec
-from orchestra_jax.types import InfrastructureError, Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 
 
 def make_task(tools: tuple[ToolSpec, ...] = ()) -> Task:
@@ -119,15 +119,6 @@ def test_charge_without_own_rows():
     assert call_rows(priced, own, 0.3) == (expected,)
     (row,) = call_rows(ToolSpec("t", "d", {"type": "object"}, price_usd=0.5, latency_s=4.0), own, 0.3)
     assert (row.cost_usd, row.seconds, row.price_list) == (0.5, 4.0, "menu")
-
-
-async def test_infrastructure_failures_pass_through():
-    async def broken(_: Mapping[str, Any], budget: Budget) -> str:
-        raise InfrastructureError("down")
-
-    spec = ToolSpec("t", "d", {"type": "object"})
-    with pytest.raises(InfrastructureError, match="down"):
-        await ToolExecutor([spec], {"t": broken}, Budget()).step(ToolCall("t", {}))
 
 
 async def test_score():

@@ -10,13 +10,6 @@ from orchestra_jax.envs.quickstart.plans import best_plan
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.world import FAMILY_SHARES, QuickstartWorld
 
-KINDS = tuple(PREFERENCE_SHARES)
-
-
-@pytest.fixture(scope="module")
-def world() -> QuickstartWorld:
-    return QuickstartWorld(0)
-
 
 def test_one_question_is_posed_under_different_preferences(world: QuickstartWorld):
     differ = 0

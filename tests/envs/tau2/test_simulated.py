@@ -68,6 +68,7 @@ async def test_what_the_user_does_counts_and_what_they_cost_is_kept_apart(packag
 
 
 async def test_a_dead_user_is_no_score_where_nothing_need_change(package, stub):
+    """The package's own loop gives 1.0 to a user whose every turn raises."""
     stub.chaos = lambda number: status(500)
     found = await played(stub, plan("Done."), "airline-1", ["Hello"])
     assert (found.status, found.solved, found.criteria) == (Status.FAILED, False, {})

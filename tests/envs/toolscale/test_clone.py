@@ -17,15 +17,11 @@ from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.state import WrongKind
 from orchestra_jax.envs.database.workers.pool import WorkerLimits, WorldError
 from orchestra_jax.envs.toolscale import domains
-from orchestra_jax.types import ToolCall
+from tests.envs.database.shop import call
 from tests.envs.toolscale import library
 from tests.isolation import available
 
 ISOLATION = "auto" if available() else "none"
-
-
-def call(tool: str, /, **arguments: Any) -> ToolCall:
-    return ToolCall(tool, arguments)
 
 
 def load(repo: Path) -> RemoteWorld:

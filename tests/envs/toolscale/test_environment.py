@@ -17,9 +17,8 @@ from orchestra_jax.envs.toolscale import tasks
 from orchestra_jax.envs.toolscale.environment import ToolScaleEnvironment
 from orchestra_jax.envs.users import GREETING
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.price_book import price_book
-from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.types import Status, ToolCall, Trajectory
+from tests.envs.played import collector
 from tests.envs.toolscale import library
 from tests.isolation import available
 from tests.tools.openai_stub import StubOpenAI, status
@@ -57,11 +56,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolScaleE
 
 
 async def play(environment: ToolScaleEnvironment, name: str) -> list[Trajectory]:
-    cfg = config()
     held_out = [environment._menus.pose(task, 0, "eval") for task in environment._training + environment._evaluation]
-    collector = Collector(environment, None, cfg.rollout.limits, price_book(cfg).base)
     script = baseline(environment, name, held_out, 4).script
-    return await collector.play(script, held_out, budget=Budget(None, name="run"), silent=True)
+    return await collector(environment, config()).play(script, held_out, budget=Budget(), silent=True)
 
 
 def test_what_replays_and_why_the_rest_does_not(environment: ToolScaleEnvironment) -> None:
@@ -100,7 +97,7 @@ async def test_a_number_counts_by_its_value_and_each_criterion_can_fail_alone(
     task = environment._menus.pose(next(t for t in environment._training if t.answer == ("1,200",)), 0, "eval")
 
     async def outcome(calls: list[tuple[str, dict[str, Any]]], said: str) -> dict[str, str]:
-        episode = environment.reset(task, Budget(None, name="run"))
+        episode = environment.reset(task, Budget())
         assert isinstance(episode, Conversation)
         for name, arguments in calls:
             await episode.step(ToolCall(name, arguments))
@@ -120,7 +117,7 @@ async def test_calls_of_one_turn_change_the_state_in_their_order_and_cost_nothin
 ) -> None:
     found = await play(environment, "golden")
     assert {(each.status, each.cost_usd, each.latency_s) for each in found} == {(Status.COMPLETED, 0.0, 0.0)}
-    system = environment.reset(found[0].task, Budget(None, name="run")).messages[0]["content"]
+    system = environment.reset(found[0].task, Budget()).messages[0]["content"]
     assert system.startswith("# Library policy")
     assert "It is Wednesday, 15 May 2024, 15:00." in system
 
@@ -149,12 +146,11 @@ async def test_a_user_that_a_model_plays_talks_and_one_that_is_down_is_no_score(
         cfg = config(*files(tmp_path, ROWS[:1]), *served, *options)
         environment = ToolScaleEnvironment(cfg)
         try:
-            collector = Collector(environment, None, cfg.rollout.limits, price_book(cfg).base)
             script = environment.baselines()["golden"]
 
             async def played() -> Trajectory:
                 held_out = environment.held_out(1)
-                (found,) = await collector.play(script, held_out, budget=Budget(None, name="run"), silent=True)
+                (found,) = await collector(environment, cfg).play(script, held_out, budget=Budget(), silent=True)
                 return found
 
             replies = ["I want to borrow a book.", "###STOP###"]

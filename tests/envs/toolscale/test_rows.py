@@ -13,27 +13,10 @@ from orchestra_jax.envs.toolscale.tasks import fitted
 from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.types import ToolCall, ToolSpec
 from tests.envs.database.shop import shop
+from tests.envs.toolscale import library
 
-ROW: dict[str, Any] = {
-    "id": "17",
-    "description": {"purpose": "", "relevant_policies": None, "notes": None},
-    "user_scenario": {
-        "persona": None,
-        "instructions": {
-            "task_instructions": "Be brief.", "reason_for_call": "My order is late.", "known_info": "I am Ada.",
-            "unknown_info": None, "domain": "shop",
-        },
-    },
-    "initial_state": None,
-    "evaluation_criteria": {
-        "actions": [
-            {"action_id": "1", "name": "get_customer", "arguments": {"customer": "C1", "order": None, "range": None}},
-            {"action_id": "2", "name": "set_status", "arguments": {"order": "O1", "status": "sent", "customer": None}},
-        ],
-        "communicate_info": ["1,200"],
-        "nl_assertions": None,
-    },
-}  # fmt: skip
+CALLS = [("get_customer", {"customer": "C1"}), ("set_status", {"order": "O1", "status": "sent"})]
+ROW = library.row(17, CALLS, ["1,200"])
 
 
 def changed(*path: Any, to: Any) -> dict[str, Any]:
@@ -47,10 +30,9 @@ def changed(*path: Any, to: Any) -> dict[str, Any]:
 
 def test_a_row_is_a_scenario_and_a_goal_that_replays() -> None:
     user, goal = read(ROW)
-    assert (user.domain, user.reason, user.known, user.unknown) == (
-        "shop", "My order is late.", "I am Ada.", "",
-    )  # fmt: skip
-    assert goal.id == "shop/17"
+    assert (user.domain, user.reason) == ("library", "You want something of the library.")
+    assert (user.known, user.unknown) == ("You are Ada, member M1.", "")
+    assert goal.id == "library/17"
     assert goal.calls[0] == ToolCall("get_customer", {"customer": "C1"})
     assert goal.facts == ["1,200"]
     session, failed = replay(shop(), goal)
