@@ -8,7 +8,7 @@ weights, by one maker, that search, or that compute with code.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestra_jax.types import CODE, FREE, MADE_BY, OPEN_WEIGHTS, PAID, SEARCH, Preference, ToolSpec
@@ -136,4 +136,4 @@ def own_pair(kind: str, split: str, instruction: str) -> Pair:
 
 def make_preference(kind: str, tools: Sequence[ToolSpec], instruction: str) -> Preference:
     """Return one of our own kinds of preference, but for a maker, in any words for a menu."""
-    return own_pair(kind, "train", instruction).preference(tools)
+    return replace(own_pair(kind, "train", "").preference(tools), instruction=instruction)
