@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError, WorldConfig
+from orchestra_jax.config.schema import ConfigError, PlanConfig, WorldConfig
 from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.envs.base import OfferedExpert
 from orchestra_jax.money.budgets import Budget
@@ -89,8 +89,7 @@ class WorldMenus:
 
     def experts(self, task: Task) -> Sequence[OfferedExpert]:
         """See `Environment.experts`."""
-        plan, record = self._cfg.plan, task.extra["instance"]
-        return offered_experts(self._catalogue(record["split"]), task, plan.call_input, plan.call_output)
+        return offered_experts(self._catalogue(task.extra["instance"]["split"]), task, self._cfg.plan)
 
     async def close(self) -> None:
         """End the catalogue's tools."""
@@ -122,13 +121,10 @@ def _free(name: str, handler: ToolHandler) -> ToolHandler:
     return call
 
 
-def offered_experts(
-    catalogue: Catalogue, task: Task, prompt_tokens: int, completion_tokens: int
-) -> list[OfferedExpert]:
+def offered_experts(catalogue: Catalogue, task: Task, plan: PlanConfig) -> list[OfferedExpert]:
     """Return generalists, mathematicians and simulated experts, the cheapest first; each is asked the whole question.
 
-    Args:
-        prompt_tokens, completion_tokens: tokens of a call, which order them by the prices of the task's own menu.
+    Prices are of the task's own menu, for a call of as many tokens as `plan` assumes.
     """
     record = task.extra["instance"]
     prices = catalogue.book.prices(PriceDraw(**record["prices"]))
@@ -138,7 +134,7 @@ def offered_experts(
         if entry.for_task is not None:
             found.append((entry.spec.price_usd or 0.0, OfferedExpert(key, ToolCall(name, {"question": task.question}))))
         elif entry.role and ROLES[entry.role].use == "answer":
-            dollars = prices.cost(entry.model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+            dollars = prices.cost(entry.model, prompt_tokens=plan.call_input, completion_tokens=plan.call_output)
             argument = ROLES[entry.role].argument
             released = catalogue.rule.form == "released"
             call = ToolCall("answer", {"model": name}) if released else ToolCall(name, {argument: task.question})

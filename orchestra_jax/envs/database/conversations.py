@@ -5,7 +5,7 @@ golden calls. `WorldEnvironment` alone is also the base of τ²-Bench.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,7 +49,7 @@ class WorldEnvironment(Environment):
         cfg: of the run.
         user: `env.options.user`: "scripted", or the model that plays the user.
         tasks: all tasks, each with the tools of its world.
-        held_out: tells by the id of a task whether no training sees it.
+        held_out: ids of the tasks that no training sees.
         evaluate_all: evaluate all tasks, not only those that are held out.
 
     Raises:
@@ -61,13 +61,13 @@ class WorldEnvironment(Environment):
         cfg: WorldConfig,
         user: str,
         tasks: Sequence[Task],
-        held_out: Callable[[str], bool],
+        held_out: Set[str],
         *,
         evaluate_all: bool = False,
     ) -> None:
         self._cfg = cfg
-        self._training = [task for task in tasks if not held_out(task.id)]
-        self._evaluation = [task for task in tasks if evaluate_all or held_out(task.id)]
+        self._training = [task for task in tasks if task.id not in held_out]
+        self._evaluation = [task for task in tasks if evaluate_all or task.id in held_out]
         self._largest = max((len(task.tools) for task in tasks), default=0)
         domain = {spec.name for task in tasks for spec in task.tools}
         self._menus = WorldMenus(cfg, sorted(domain), [task.answer[0] for task in tasks[:64]])
@@ -156,7 +156,7 @@ class SessionEnvironment(WorldEnvironment):
         cfg: WorldConfig,
         user: str,
         golden: Mapping[str, GoldenTask],
-        held_out: Callable[[str], bool],
+        held_out: Set[str],
         worlds: Sequence[World],
         *,
         evaluate_all: bool = False,

@@ -52,7 +52,7 @@ class DatabaseEnvironment(SessionEnvironment):
                 cfg,
                 options["user"],
                 golden,
-                self._is_held_out,
+                {row.id for row in self._rows.values() if row.split == "eval"},
                 worlds,
                 rules=options["rules"],
                 facts=options["facts"],
@@ -71,9 +71,6 @@ class DatabaseEnvironment(SessionEnvironment):
         rows = {row.id: row for row in folder.tasks if row.id in after}
         self._rows |= rows
         return [(name, _golden_task(row, folder, after[name])) for name, row in rows.items()]
-
-    def _is_held_out(self, name: str) -> bool:
-        return self._rows[name].split == "eval"
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:

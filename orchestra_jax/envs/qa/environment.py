@@ -169,8 +169,7 @@ class QAEnvironment(Environment):
         return QAEpisode(task, executor, budget, system, self._tools.judge)
 
     def experts(self, task: Task) -> Sequence[OfferedExpert]:
-        plan = self._cfg.plan
-        return offered_experts(self._catalogue(task), task, plan.call_input, plan.call_output)
+        return offered_experts(self._catalogue(task), task, self._cfg.plan)
 
     async def close(self) -> None:
         await self._tools.close()

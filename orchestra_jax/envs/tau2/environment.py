@@ -145,7 +145,8 @@ class Tau2Environment(WorldEnvironment):
         # An evaluation finds what it kept by the task: a task with another user is another task.
         told = {key: options[key] for key in ("source", "user", "max_errors")} | {"judge": cfg.tools.judge}
         tasks = [_task(each, self._domains[each.domain], told) for each in self._scenarios.values()]
-        super().__init__(cfg, options["user"], tasks, self._is_held_out, evaluate_all=options["evaluate"] == "all")
+        held_out = {each.id for each in self._scenarios.values() if each.split == TEST}
+        super().__init__(cfg, options["user"], tasks, held_out, evaluate_all=options["evaluate"] == "all")
         asked = None
         if self._with_claims and cfg.tools.judge != "match":
             asked, close = model_client(cfg, cfg.tools.judge, "judge")
@@ -161,9 +162,6 @@ class Tau2Environment(WorldEnvironment):
         self.unusable = {name: each.unusable for name, each in self._golden.items() if each.unusable}
         self.may_fail = {name: each.failed for name, each in self._golden.items() if each.failed}
         self._scenarios = {each.id: each for each in found if each.id not in self.unusable}
-
-    def _is_held_out(self, name: str) -> bool:
-        return self._scenarios[name].split == TEST
 
     @property
     def _with_claims(self) -> int:

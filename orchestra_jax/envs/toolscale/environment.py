@@ -66,7 +66,7 @@ class ToolScaleEnvironment(SessionEnvironment):
                 cfg,
                 options["user"],
                 golden,
-                tasks.held_out,
+                set(filter(tasks.held_out, golden)),
                 list(worlds.values()),
                 evaluate_all=options["evaluate"] == "all",
                 facts=options["facts"],

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestra_jax.io.foreign_json import read_json
@@ -154,12 +154,7 @@ class _Process:
         Raises:
             InfrastructureError: it did not come up.
         """
-        options = {
-            "adapter": adapter,
-            "cpu_s": limits.cpu_s,
-            "load_s": limits.load_s,
-            "memory_mb": limits.memory_mb,
-        }
+        options = {"adapter": adapter, **asdict(limits)}
         try:
             self.launch = Launch(isolation, options, program=program, kind=socket.SOCK_STREAM)
         except OSError as error:
