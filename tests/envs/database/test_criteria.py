@@ -39,22 +39,16 @@ def test_the_golden_calls_and_facts_solve_it() -> None:
     assert found.criteria() == RIGHT
 
 
-def test_only_execution_fails() -> None:
-    found = verdict([LOOK, call("set_status", order="O1", status="lost")], SAID)
-    assert holds(found) == (False, True, True)
-    assert found.criteria() == {**RIGHT, "executed": "Not as it should be: orders O1."}
-
-
-def test_only_fidelity_fails() -> None:
-    found = verdict([LOOK, SEND], ["The total is 1201."])
-    assert holds(found) == (True, False, True)
-    assert found.criteria() == {**RIGHT, "faithful": "Not said: '1,200'."}
-
-
-def test_only_completeness_fails() -> None:
-    found = verdict([SEND], SAID)
-    assert holds(found) == (True, True, False)
-    assert found.criteria() == {**RIGHT, "complete": "Not operated on: customers C1."}
+@pytest.mark.parametrize(
+    ("made", "said", "wrong"),
+    [
+        ([LOOK, call("set_status", order="O1", status="lost")], SAID, {"executed": "Not as it should be: orders O1."}),
+        ([LOOK, SEND], ["The total is 1201."], {"faithful": "Not said: '1,200'."}),
+        ([SEND], SAID, {"complete": "Not operated on: customers C1."}),
+    ],
+)
+def test_each_criterion_fails_alone(made: list[ToolCall], said: list[str], wrong: dict[str, str]) -> None:
+    assert verdict(made, said).criteria() == {**RIGHT, **wrong}
 
 
 def test_none_is_enough_alone() -> None:

@@ -71,3 +71,7 @@ def distinct(world: QuickstartWorld, family: str, count: int) -> list[Task]:
 
 def right(task: Task, result: ToolResult) -> bool:
     return read_answer(result) in task.answer
+
+
+def names(task: Task) -> set[str]:
+    return {spec.name for spec in task.tools}

@@ -19,8 +19,8 @@ from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.types import Task, ToolCall
-from tests.envs.quickstart.posed import use
+from orchestra_jax.types import ToolCall
+from tests.envs.quickstart.posed import names, use
 
 CFG = compose("+experiment=new_tools", "evaluation.swap_questions=8")
 TRAINED, HELD_OUT = (set(chain(*NAMES[split])) for split in ("train", "eval"))
@@ -37,10 +37,6 @@ def environment() -> Iterator[RenamedQuickstart]:
 @pytest.fixture(scope="module")
 def chat() -> ChatFormat:
     return ChatFormat(RenamedQuickstart.chat(CFG).tokenizer, compact_menu=True)
-
-
-def names(task: Task) -> set[str]:
-    return {spec.name for spec in task.tools}
 
 
 def test_held_out_names_are_new_pairs_of_words_that_training_has() -> None:

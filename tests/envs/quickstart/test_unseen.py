@@ -12,6 +12,7 @@ from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES
 from orchestra_jax.envs.quickstart.unseen import close, followed, swapped, worth
 from orchestra_jax.envs.quickstart.world import OFFER_UNITS
 from orchestra_jax.types import Task
+from tests.envs.quickstart.posed import names
 
 FEWER = ["expert_large", "python", "expert_small", "local_search"]
 CFG = RunConfig(
@@ -23,10 +24,6 @@ CFG = RunConfig(
 @pytest.fixture(scope="module")
 def environment() -> QuickstartEnvironment:
     return QuickstartEnvironment(CFG)
-
-
-def names(task: Task) -> set[str]:
-    return {spec.name for spec in task.tools}
 
 
 def test_policy_steps_and_demonstrations_offer_the_tools_of_training_alone(environment: QuickstartEnvironment) -> None:
