@@ -7,7 +7,6 @@ A line on standard input starts a life, whose process id is printed; the next li
 
 import os
 import signal
-import socket
 import sys
 
 import uvicorn  # noqa: F401  what a life needs is imported before
@@ -30,13 +29,6 @@ def main() -> None:
             os._exit(serve("baseline:cheapest_first", settings, "127.0.0.1", int(port), limits))
         print(child, flush=True)
         os.waitpid(child, 0)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -2,13 +2,10 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 
 from orchestra_jax.envs.base import Baseline
@@ -19,8 +16,8 @@ from orchestra_jax.serving.opened import OpenPolicy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.training.build import make_collector
 from tests.envs.recorded.made import MODELS, config, made_rows
+from tests.serving.made import client, command
 
-ROOT = Path(__file__).resolve().parents[2]
 # So much that most questions are answered with calls; whether they are right does not matter here.
 LEAST_TRAINING = (
     "steps=1", "model.family=tests.training.micro:OneLayer", "warm_start.steps=80", "warm_start.batch_size=32",
@@ -31,8 +28,7 @@ LEAST_TRAINING = (
 
 async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("starlette", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
-    from orchestra_jax.serving.database import ServerDatabase
-    from orchestra_jax.serving.server import ChatServer, ServerLimits
+    from orchestra_jax.serving.database import opened as opened_database
 
     table = tmp_path / "table.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in made_rows()))
@@ -52,44 +48,31 @@ async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: P
     with Orchestrator.load("random") as orchestrator:
         opened: OpenPolicy = orchestrator._opened
         orchestrator._opened = replace(opened, engine=Baseline("random", policy))
-        database = ServerDatabase(tmp_path / "served.db")
-        app = ChatServer(orchestrator, database, ServerLimits()).app()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        with opened_database(tmp_path / "served.db") as database:
+            async with client(orchestrator, database) as http:
 
-            async def asked(question: str, wish: str) -> tuple[str, float, float]:
-                body = {"model": "recorded", "messages": [{"role": "user", "content": question}]}
-                found = await http.post("/v1/chat/completions", json={**body, "orchestra": {"wish": wish}})
-                told = found.json()
-                return (
-                    told["choices"][0]["message"]["content"],
-                    told["orchestra"]["cost_usd"],
-                    told["orchestra"]["seconds"],
-                )
+                async def posted(question: str, **more: object) -> Any:
+                    body = {"model": "recorded", "messages": [{"role": "user", "content": question}]}
+                    return await http.post("/v1/chat/completions", json={**body, **more})
 
-            named = orchestrator.ask(tasks[0]).calls[0]
-            served = await asyncio.gather(*(asked(task.question, task.preference.instruction) for task in tasks))
-            new = await http.post(
-                "/v1/chat/completions",
-                json={"model": "recorded", "messages": [{"role": "user", "content": "How much is 1 + 1000?"}]},
-            )
+                async def asked(question: str, wish: str) -> tuple[str, float, float]:
+                    told = (await posted(question, orchestra={"wish": wish})).json()
+                    said = told["choices"][0]["message"]["content"]
+                    return said, told["orchestra"]["cost_usd"], told["orchestra"]["seconds"]
+
+                named = orchestrator.ask(tasks[0]).calls[0]
+                served = await asyncio.gather(*(asked(task.question, task.preference.instruction) for task in tasks))
+                new = await posted("How much is 1 + 1000?")
     assert len({wish.preference.instruction for wish in tasks}) > 4
     assert served == [(found.answer, found.cost_usd, found.latency_s) for found in evaluated]
     assert named.model in MODELS
     assert any(cost > 0 for _, cost, _ in served)
     assert (new.status_code, "were never asked this" in new.text) == (400, True)
-    database.close()
     await environment.close()
 
 
 @pytest.mark.release  # `make test` compares a scripted policy (above) and the tokens (test_orchestrator.py)
 def test_a_trained_policy_answers_a_hundred_held_out_questions_as_evaluate_has_it(tmp_path: Path):
-    def command(*words: str, **changed: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **changed}
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestra_jax", *words], cwd=ROOT, env=environment, text=True, capture_output=True
-        )
-        assert done.returncode == 0, done.stderr
-
     # Compiled as a run does: so many steps take less time than the tests' quick compilation would save.
     command("train", f"output_dir={tmp_path}", *LEAST_TRAINING, XLA_FLAGS="")
     greedy = ("evaluation.temperature=0", "evaluation.greedy=false", "evaluation.benchmarks=[held_out]")

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +13,12 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
 import httpx
-import uvicorn
 
-from orchestra_jax.io.http_server import HttpServer
 from orchestra_jax.serving.database import PICO, ServerDatabase, opened
 from orchestra_jax.serving.keys import add_key, digest, end_key
 from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.types import Task, ToolCall, ToolResult
-from tests.serving.made import ask_dear, qa_settings, rows, scripted
+from tests.serving.made import ask_dear, client, over_http, qa_settings, rows, scripted
 
 KEY = "sk-the-operators-key"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}]}
@@ -54,26 +50,19 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder, loop = tmp_path_factory.mktemp("served"), asyncio.new_event_loop()
-    patch = pytest.MonkeyPatch()
-    patch.setattr("orchestra_jax.serving.server._BODY_S", 0.3)
+    folder = tmp_path_factory.mktemp("served")
     with (
+        pytest.MonkeyPatch.context() as patch,
         scripted(folder, ask_dear, *qa_settings(folder), "name=tiny") as orchestrator,
         opened(folder / "served.db") as database,
     ):
+        patch.setattr("orchestra_jax.serving.server._BODY_S", 0.3)
         keys = {"anna": add_key(database, "anna", 1.0, None), "ended": add_key(database, "ended", None, None)}
         keys["slow"] = add_key(database, "slow", None, 5)
         end_key(database, "ended")
-        app = ChatServer(orchestrator, database, ServerLimits(key=KEY, max_usd=1.0, body=100_000)).app()
-        http = HttpServer(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", server_header=False))
-        thread = threading.Thread(target=loop.run_until_complete, args=(http.serve(),))
-        thread.start()
-        while not http.started:
-            time.sleep(0.01)
-        yield Served(http.servers[0].sockets[0].getsockname()[1], database, keys)
-        http.should_exit = True
-        thread.join(60)
-    patch.undo()
+        limits = ServerLimits(key=KEY, max_usd=1.0, body=100_000)
+        with over_http(ChatServer(orchestrator, database, limits)) as address:
+            yield Served(int(address.rpartition(":")[2]), database, keys)
 
 
 def post(body: bytes = OK, *headers: str, path: str = "/v1/chat/completions", key: str | None = KEY) -> bytes:
@@ -241,8 +230,7 @@ async def test_a_hostile_answer_is_data_in_json_and_in_a_stream(tmp_path: Path):
         scripted(tmp_path, echo, *qa_settings(tmp_path), "name=tiny") as orchestrator,
         opened(tmp_path / "served.db") as database,
     ):
-        app = ChatServer(orchestrator, database, ServerLimits()).app()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        async with client(orchestrator, database) as http:
             whole = await http.post("/v1/chat/completions", json=BODY)
             stream = await http.post("/v1/chat/completions", json={**BODY, "stream": True})
     assert whole.headers["content-type"] == "application/json"

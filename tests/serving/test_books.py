@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
-import httpx
-
 from orchestra_jax.serving.database import PICO, ServerDatabase
-from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.types import Task, ToolCall, ToolResult
-from tests.serving.made import qa_settings, rows, scripted
+from tests.serving.made import client, qa_settings, rows, scripted
 from tests.tools.openai_stub import StubOpenAI, status
 
 CLIENTS, EACH, GONE = 64, 3, 5  # clients, questions of each, and every how many of them goes away early
@@ -38,19 +35,17 @@ async def test_the_bill_of_64_clients_is_that_of_the_provider(tmp_path: Path):
         manager = scripted(tmp_path, ask_expert, *settings)
         orchestrator = await asyncio.to_thread(manager.__enter__)
         database = ServerDatabase(orchestrator.folder / "served.db")
-        app = ChatServer(orchestrator, database, ServerLimits()).app()
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None) as http:
+        async with client(orchestrator, database) as http:
 
-            async def one(client: int) -> list[dict[str, Any] | None]:
+            async def one(number_of_client: int) -> list[dict[str, Any] | None]:
                 found = list[dict[str, Any] | None]()
                 for number in range(EACH):
-                    question = f"Question {number} of client {client}?"
+                    question = f"Question {number} of client {number_of_client}?"
                     body = {"model": "books", "messages": [{"role": "user", "content": question}]}
                     asking = http.post("/v1/chat/completions", json=body)
-                    if (client + number) % GONE == 0:
+                    if (number_of_client + number) % GONE == 0:
                         task = asyncio.ensure_future(asking)
-                        await asyncio.sleep(0.002 * (client % 7))
+                        await asyncio.sleep(0.002 * (number_of_client % 7))
                         task.cancel()
                         await asyncio.gather(task, return_exceptions=True)
                         found.append(None)

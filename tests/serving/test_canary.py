@@ -4,10 +4,7 @@ import asyncio
 import json
 import re
 import shutil
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +15,11 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
 import httpx
-import uvicorn
 from sqlalchemy import insert
 
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.evaluation.decoding import decode_trajectory
-from orchestra_jax.io.http_server import HttpServer
 from orchestra_jax.serving.canary import Canary
 from orchestra_jax.serving.database import REQUESTS, ServerDatabase, opened, pico
 from orchestra_jax.serving.following import Follower
@@ -34,33 +29,15 @@ from orchestra_jax.serving.report import policies
 from orchestra_jax.serving.running import serve
 from orchestra_jax.serving.served import run as served_command
 from orchestra_jax.serving.server import ChatServer, ServerLimits
-from tests.serving.made import random_run, rows
+from tests.serving.made import over_http, random_run, rows
 from tests.serving.test_follow import questions
 
 ASKED = [question for question, _ in questions(40)]
 
 
-@contextmanager
-def over_http(server: ChatServer) -> Iterator[str]:
-    """The server on a port of this machine, in a thread."""
-    http = HttpServer(uvicorn.Config(server.app(), port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=asyncio.run, args=(http.serve(),))
-    thread.start()
-    try:
-        while not http.started:
-            assert thread.is_alive()
-        yield f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        http.should_exit = True
-        thread.join(60)
-
-
 @pytest.mark.slow
 async def test_a_canary_answers_its_share_and_no_answer_mixes_two_policies(tmp_path: Path):
-    runs = []
-    for seed, name in enumerate(("run", "second", "third")):
-        (tmp_path / name).mkdir()
-        runs.append(random_run(tmp_path / name, f"seed={seed}"))
+    runs = [random_run(tmp_path / name, f"seed={seed}") for seed, name in enumerate(("run", "second", "third"))]
     followed = tmp_path / "followed"
     with Orchestrator(open_policy(runs[0], ["name=tiny", f"output_dir={tmp_path}"])) as served:
         canary = Canary(served, 0.4)

@@ -21,8 +21,7 @@ from orchestra_jax.serving.database import ServerDatabase, opened
 from orchestra_jax.serving.feedback import logged, write_log
 from orchestra_jax.serving.keys import add_key
 from orchestra_jax.serving.orchestrator import Orchestrator
-from orchestra_jax.serving.server import ChatServer, ServerLimits
-from tests.serving.made import python, scripted
+from tests.serving.made import client, python, scripted
 
 SUM = "What is 7 * 8 + 3?"
 
@@ -37,11 +36,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestrator]:
 def database(tmp_path: Path) -> Iterator[ServerDatabase]:
     with opened(tmp_path / "served.db") as found:
         yield found
-
-
-def client(served: Orchestrator, database: ServerDatabase) -> httpx.AsyncClient:
-    app = ChatServer(served, database, ServerLimits()).app()
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
 
 
 async def asked(http: httpx.AsyncClient, question: str, **more: Any) -> str:

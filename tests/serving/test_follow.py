@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,16 +16,12 @@ from orchestra_jax.serving.database import opened
 from orchestra_jax.serving.following import Follower
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
-from tests.serving.made import MICRO, random_run, rows
+from tests.serving.made import MICRO, command, random_run, rows
 from tests.serving.test_process import server
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
 async def test_other_weights_are_taken_up_between_turns_and_foreign_ones_are_refused(tmp_path: Path):
-    for name in ("run", "other", "wide"):
-        (tmp_path / name).mkdir()
     run, other = random_run(tmp_path / "run"), random_run(tmp_path / "other", "seed=1")
     wide = random_run(tmp_path / "wide", "model.family=qwen3")
     folder, options = tmp_path / "followed", {"temperature": 0.0}
@@ -58,15 +51,6 @@ async def test_other_weights_are_taken_up_between_turns_and_foreign_ones_are_ref
     assert before.trajectory.turns[0].logprobs != pytest.approx(logprobs, abs=1e-2)
 
 
-def command(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestra_jax", *words], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        text=True, capture_output=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
-
 def questions(count: int) -> Iterator[tuple[str, str]]:
     """Questions of the world's training split with their answers."""
     world = QuickstartWorld()
@@ -79,7 +63,6 @@ def questions(count: int) -> Iterator[tuple[str, str]]:
 def test_the_circle_of_serving_judging_training_and_taking_up(tmp_path: Path):
     """200 questions with feedback, a log, training on it from the served policy, and the server goes on with that."""
     run, served, again = tmp_path / "run", tmp_path / "served", tmp_path / "again"
-    run.mkdir()
     random_run(run)
     words = (str(run), "name=tiny", "--follow", str(again))
     with server(served, *words) as (process, address), httpx.Client(base_url=address, timeout=60) as http:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
-import httpx
 from sqlalchemy import delete
 
 from orchestra_jax.config.schema import ConfigError
@@ -25,12 +24,10 @@ from orchestra_jax.serving.database import PICO, VERDICTS, ServerDatabase, opene
 from orchestra_jax.serving.feedback import Feedback, keep, logged
 from orchestra_jax.serving.judging import Judging
 from orchestra_jax.serving.opened import settings_in_force
-from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.types import Task, ToolCall, ToolResult
-from tests.serving.made import qa_settings, rows, scripted
+from tests.serving.made import ROOT, client, qa_settings, rows, scripted
 from tests.tools.openai_stub import StubOpenAI
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = "gpt-5-mini"
 KNOWN = [f"How much is {number} + 1?" for number in range(3)]
 BEFORE = [{"role": "user", "content": "Tell me of numbers."}, {"role": "assistant", "content": "Gladly."}]
@@ -60,8 +57,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[ServerDatabase, StubOpenAI
         manager = scripted(folder, script, *qa_settings(folder), "name=tiny")
         orchestrator = await asyncio.to_thread(manager.__enter__)
         with opened(folder / "serving" / "served.db") as database:
-            app = ChatServer(orchestrator, database, ServerLimits()).app()
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+            async with client(orchestrator, database) as http:
                 for question in (*KNOWN, *STRANGE):
                     before = BEFORE if question == STRANGE[4] else []
                     body = {"model": "tiny", "messages": [*before, {"role": "user", "content": question}]}

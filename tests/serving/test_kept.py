@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
-import httpx
 import hydra
 import numpy as np
 from sqlalchemy import insert, update
@@ -37,14 +36,13 @@ from orchestra_jax.serving.kept import KeptSource, grouped, read_kept
 from orchestra_jax.serving.kept_worlds import KeptQA, KeptRecorded, KeptWorld, in_its_world
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
-from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.training.build import make_collector, rollout_source
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run as train
 from orchestra_jax.training.subject import subject_of
 from orchestra_jax.types import Preference, Status, Trajectory
 from tests.envs.recorded.made import made_rows
-from tests.serving.made import MICRO, qa_settings, random_run
+from tests.serving.made import MICRO, ROOT, client, qa_settings, random_run
 
 QUESTIONS = [f"What is {number} * 7?" for number in range(2, 10)]
 Change = Callable[[dict[str, Any]], None]
@@ -75,8 +73,7 @@ async def ask(served: Served, run: Path, questions: list[str], *followed: Path, 
         Orchestrator(open_policy(run, ["name=tiny", f"output_dir={served.database.parent}"])) as orchestrator,
     ):
         patch.setattr(EmbeddedEngine, "generate", generate)
-        app = ChatServer(orchestrator, database, ServerLimits()).app()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        async with client(orchestrator, database) as http:
             for number, question in enumerate(questions):
                 if followed and number == len(questions) // 2:
                     cfg = replace(orchestrator.subject.cfg, policy=str(followed[0] / "policy"))
@@ -110,7 +107,7 @@ def answered(kept: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("kept")
-    run = random_run(folder / "run") if (folder / "run").mkdir() is None else folder
+    run = random_run(folder / "run")
     found = Served(folder / "served.db", run / "policy")
     asyncio.run(ask(found, run, QUESTIONS))
     judge(found)
@@ -213,7 +210,6 @@ def test_what_is_trained_is_what_was_sampled_and_nothing_is_sampled(
     assert (same["importance/product_p01"], same["importance/product_p99"]) == pytest.approx((1.0, 1.0), abs=1e-3)
     assert same["grad_norm"] > 0
     # Other weights of the same words: each answer is weighed by the log-probs of the time.
-    (tmp_path / "other").mkdir()
     other = random_run(tmp_path / "other", "seed=1")
     train(settings(replace(served, policy=other / "policy"), tmp_path / "corrected"))
     corrected = next(iter(read_metrics(tmp_path / "corrected" / "metrics.jsonl")))
@@ -317,7 +313,7 @@ def test_my_logs_takes_a_database_of_servers_as_it_takes_a_table(served: Served,
         words = [f"env.options.path='{path}'", "+experiment=my_logs", "steps=3"]
         assert logs_of_any_form(words) == [words[0], "+experiment=kept", "steps=3"]
     train_it = [sys.executable, "-m", "orchestra_jax", "train", "+experiment=my_logs", f"path={served.database}"]
-    root = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}}
+    root = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     done = subprocess.run(train_it, capture_output=True, text=True, timeout=120, **root)
     assert (done.returncode, done.stdout) == (2, "")
     (sentence,) = done.stderr.splitlines()
@@ -381,7 +377,6 @@ def test_other_worlds_train_on_the_tokens_of_all_weights_at_the_prices_of_the_ti
     prices = ("pricing.orchestrator_input=3.0", "pricing.orchestrator_output=7.0")
     runs = [tmp_path / name for name in ("run", "next")]
     for seed, run in enumerate(runs):
-        run.mkdir()
         random_run(run, *made(tmp_path), *prices, f"seed={seed}")
     served = Served(tmp_path / "served.db", runs[0] / "policy")
     asyncio.run(ask(served, runs[0], questions, runs[1], wish="best"))

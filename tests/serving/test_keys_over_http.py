@@ -1,19 +1,15 @@
 """Keys over HTTP: a budget's end is 402, a rate limit 429, and the answer near the end is bounded by what is left."""
 
-import runpy
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
-import httpx
 import openai
 
-from orchestra_jax.io.shipped import EXPERIMENTS
 from orchestra_jax.serving.database import PICO, opened
 from orchestra_jax.serving.keys import add_key, end_key
-from orchestra_jax.serving.server import ChatServer, ServerLimits
-from tests.serving.made import ask_dear, qa_settings, rows, scripted
+from tests.serving.made import ask_dear, client, qa_settings, rows, scripted, status
 
 WHY = [{"role": "user", "content": "Why?"}]
 
@@ -25,15 +21,14 @@ async def test_each_key_has_its_budget_and_its_rate_as_the_openai_client_reads_t
     ):
         keys = {"rich": add_key(database, "rich", None, None), "poor": add_key(database, "poor", 1.0, None)}
         keys["slow"] = add_key(database, "slow", None, 1)
-        app = ChatServer(orchestrator, database, ServerLimits(key="given")).app()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
+        async with client(orchestrator, database, key="given") as http:
 
-            def client(name: str) -> openai.AsyncOpenAI:
+            def api(name: str) -> openai.AsyncOpenAI:
                 key = keys.get(name, name)
                 return openai.AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key=key, http_client=http, max_retries=0)
 
             async def cost(name: str, **more: object) -> float:
-                found = await client(name).chat.completions.create(model="tiny", messages=WHY, **more)
+                found = await api(name).chat.completions.create(model="tiny", messages=WHY, **more)
                 return found.usage.model_extra["cost_usd"]
 
             assert [await cost("poor"), await cost("poor"), await cost("poor")] == [0.4, 0.4, 0.0]  # 20 cents are left
@@ -52,7 +47,7 @@ async def test_each_key_has_its_budget_and_its_rate_as_the_openai_client_reads_t
             assert (await cost("rich"), await cost("given")) == (0.4, 0.4)
             with pytest.raises(openai.AuthenticationError):
                 await cost("wrong")
-            kept = await client("rich").chat.completions.create(
+            kept = await api("rich").chat.completions.create(
                 model="tiny", messages=WHY, extra_body={"orchestra": {"keep": False}}
             )
         asked = {row["id"]: row for row in rows(database, "requests")}
@@ -68,38 +63,29 @@ async def test_a_server_whose_last_key_was_ended_lets_nobody_in(tmp_path: Path):
         scripted(tmp_path, ask_dear, *qa_settings(tmp_path), "name=tiny") as orchestrator,
         opened(tmp_path / "served.db") as database,
     ):
-        for ended, status in ((False, 200), (True, 401)):
+        for ended, expected in ((False, 200), (True, 401)):
             if ended:
                 add_key(database, "anna", None, None)
                 end_key(database, "anna")
-            app = ChatServer(orchestrator, database, ServerLimits()).app()
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
-                assert (await http.get("/v1/models")).status_code == status
+            async with client(orchestrator, database) as http:
+                assert (await http.get("/v1/models")).status_code == expected
         database.close()
-        app = ChatServer(orchestrator, database, ServerLimits()).app()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        async with client(orchestrator, database) as http:
             lost = await http.get("/v1/models")
     assert (lost.status_code, lost.json()["error"]["code"], lost.headers["retry-after"]) == (503, "disk", "30")
 
 
-def command(*words: str) -> int | str | None:
-    """The status of the command `served` in this process."""
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(EXPERIMENTS / "served.py"))["main"](list(words))
-    return ended.value.code
-
-
 def test_the_command_makes_lists_and_ends_keys(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     folder = str(tmp_path)
-    assert command(folder, "keys") == 2
+    assert status("served", folder, "keys") == 2
     assert "name the output_dir of a server" in capfd.readouterr().err
-    assert command(folder, "add-key", "anna", "--usd-per-day", "5", "--per-minute", "60") == 0
+    assert status("served", folder, "add-key", "anna", "--usd-per-day", "5", "--per-minute", "60") == 0
     said = capfd.readouterr()
     assert said.out.startswith("sk-orchestra-")
-    assert command(folder, "add-key", "anna") == 2
+    assert status("served", folder, "add-key", "anna") == 2
     assert "'anna' already" in capfd.readouterr().err
-    assert command(folder, "end-key", "anna") == 0
-    assert command(folder, "keys") == 0
+    assert status("served", folder, "end-key", "anna") == 0
+    assert status("served", folder, "keys") == 0
     listed = capfd.readouterr().out
     assert all(word in listed for word in ("anna", "5.0", "60", "True"))
     assert said.out.strip() not in listed

@@ -15,11 +15,10 @@ import httpx
 
 from orchestra_jax.money.run_prices import load_prices
 from orchestra_jax.serving.database import opened, pico
-from tests.serving.lives import free_port
-from tests.serving.made import qa_settings, rows
+from tests.processes.running import free_port
+from tests.serving.made import ROOT, qa_settings, rows
 from tests.tools.openai_stub import StubOpenAI, status
 
-ROOT = Path(__file__).resolve().parents[2]
 LIVES, CLIENTS = 11, 8  # the last ends by SIGTERM
 
 

@@ -28,10 +28,9 @@ from orchestra_jax.serving.keys import KeyRing, add_key, digest, end_key, list_k
 from orchestra_jax.serving.ledger import JUDGES, SERVERS, ServedPurse, forget, judge_budget
 from orchestra_jax.serving.report import policies
 from orchestra_jax.types import Usage
-from tests.serving.made import rows
+from tests.serving.made import ROOT, rows
 
 BINARIES = Path("/usr/lib/postgresql/15/bin")
-ROOT = Path(__file__).resolve().parents[2]
 # Asks again and again with ten calls at once; every call is a cent by its worst case, and costs it or half of it.
 WORKER = """
 import asyncio, sys

@@ -18,8 +18,8 @@ from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.serving.asking import Account, AskedEpisode, Purse, QuestionError, Surroundings
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.tools.base import tool
-from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, ToolSpec, Usage
-from tests.serving.made import ask_dear, qa_settings, random_run, scripted
+from orchestra_jax.types import Status, Task, ToolCall, ToolResult, ToolSpec, Usage
+from tests.serving.made import CALLED, ask_dear, calling, qa_settings, random_run, scripted
 from tests.tools.openai_stub import StubOpenAI
 
 
@@ -173,10 +173,6 @@ def test_paid_calls_stand_in_the_bill_and_stop_at_the_budgets(tmp_path: Path):
 
 
 LOOKUP = ToolSpec("lookup", "Looks up.", {"type": "object", "properties": {"query": {"type": "string"}}})
-CALLED = {
-    "role": "assistant", "content": None,
-    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": '{"query": "7"}'}}],
-}  # fmt: skip
 AFTER = [CALLED, {"role": "tool", "content": "12", "tool_call_id": "c1"}]
 
 
@@ -241,27 +237,6 @@ async def slow(question: str) -> str:
     return ""
 
 
-@tool
-async def broken(question: str) -> str:
-    """Is not there."""
-    raise InfrastructureError("Its server is down.")
-
-
-def calls(name: str, *earlier: str):
-    """A script that calls tools one after the other."""
-
-    def script(task: Task, results: list[ToolResult]) -> ToolCall | str:
-        todo = [*earlier, name][len(results) :]
-        return ToolCall(todo[0], {"question": task.question}) if todo else "done"
-
-    return script
-
-
-def with_tools(folder: Path, *names: str) -> list[str]:
-    listed = ",".join(f"{'tests.serving.made' if name == 'dear' else __name__}:{name}" for name in names)
-    return [f"tools.names=[{listed}]" if each.startswith("tools.names") else each for each in qa_settings(folder)]
-
-
 def test_a_cancelled_question_pays_its_bill_and_frees_its_place(tmp_path: Path):
     async def cancelled(orchestrator: Orchestrator) -> None:
         ASKED.clear()
@@ -271,7 +246,7 @@ def test_a_cancelled_question_pays_its_bill_and_frees_its_place(tmp_path: Path):
         with pytest.raises(asyncio.CancelledError):
             await asked
 
-    with scripted(tmp_path, calls("slow", "dear"), *with_tools(tmp_path, "dear", "slow")) as orchestrator:
+    with scripted(tmp_path, calling("dear", "slow"), *qa_settings(tmp_path, f"dear,{__name__}:slow")) as orchestrator:
         asyncio.run(cancelled(orchestrator))
         late = orchestrator.ask("Why?", max_seconds=0.2)
         assert (late.answer, late.limit, late.cost_usd) == (None, "max_seconds", 0.4)
@@ -281,8 +256,8 @@ def test_a_cancelled_question_pays_its_bill_and_frees_its_place(tmp_path: Path):
 
 
 def test_a_dead_tool_is_no_wrong_answer(tmp_path: Path):
-    settings = [*with_tools(tmp_path, "broken"), "rollout.limits.retries=1"]
-    with scripted(tmp_path, calls("broken"), *settings) as orchestrator:
+    settings = [*qa_settings(tmp_path, "broken"), "rollout.limits.retries=1"]
+    with scripted(tmp_path, calling("broken"), *settings) as orchestrator:
         found = orchestrator.ask("Why?")
     assert (found.answer, found.status, found.reason) == (None, Status.FAILED, "Its server is down.")
     assert [step.result for step in found.calls] == ["failed: Its server is down."] * 2

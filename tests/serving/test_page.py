@@ -1,11 +1,8 @@
 """The page at `/`: what a browser may do with it, the steps that it is told, and what a user sees in Chromium."""
 
-import asyncio
 import json
 import re
 import shutil
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,17 +10,13 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("starlette", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
-import httpx
-import uvicorn
-
 from orchestra_jax.envs.base import Script
 from orchestra_jax.envs.quickstart.demonstrations import reference_call
-from orchestra_jax.io.http_server import HttpServer
 from orchestra_jax.serving.database import ServerDatabase, dollars, opened
 from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.types import Task, ToolCall, ToolResult
 from tests.serving.chromium import Tab, browsing
-from tests.serving.made import ask_dear, qa_settings, rows, scripted
+from tests.serving.made import ask_dear, client, over_http, qa_settings, rows, scripted
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
 
@@ -35,8 +28,7 @@ async def test_the_page_loads_nothing_runs_its_own_script_alone_and_is_told_each
         scripted(tmp_path, ask_dear, *qa_settings(tmp_path), "name=tiny") as orchestrator,
         opened(tmp_path / "served.db") as database,
     ):
-        app = ChatServer(orchestrator, database, ServerLimits(key="secret")).app()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        async with client(orchestrator, database, key="secret") as http:
             shown, again = await http.get("/"), await http.get("/")
             told = await http.post("/v1/chat/completions", json=body, headers={"authorization": "Bearer secret"})
     policy = dict(part.split(" ", 1) for part in shown.headers["content-security-policy"].split("; "))
@@ -64,16 +56,12 @@ def compute(task: Task, results: list[ToolResult]) -> ToolCall | str:
 @contextmanager
 def serving(folder: Path, script: Script) -> Iterator[tuple[str, ServerDatabase]]:
     """A server of a script on a port of 127.0.0.1, its key being "secret"."""
-    with scripted(folder, script, "name=tiny") as orchestrator, opened(folder / "served.db") as database:
-        app = ChatServer(orchestrator, database, ServerLimits(key="secret")).app()
-        http = HttpServer(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", server_header=False))
-        thread = threading.Thread(target=asyncio.run, args=(http.serve(),))
-        thread.start()
-        while not http.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}", database
-        http.should_exit = True
-        thread.join(60)
+    with (
+        scripted(folder, script, "name=tiny") as orchestrator,
+        opened(folder / "served.db") as database,
+        over_http(ChatServer(orchestrator, database, ServerLimits(key="secret"))) as address,
+    ):
+        yield address, database
 
 
 needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's package chromium")

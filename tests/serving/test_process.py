@@ -19,9 +19,8 @@ import httpx
 import openai
 
 from orchestra_jax.serving.running import KEY, serve
-from tests.serving.made import qa_settings
+from tests.serving.made import ROOT, qa_settings
 
-ROOT = Path(__file__).resolve().parents[2]
 ORACLE = "baseline:preference_oracle"
 
 

@@ -20,9 +20,8 @@ from orchestra_jax.models.lora import LoRA, init_adapters, merge, save_peft
 from orchestra_jax.serving.card import MARK
 from orchestra_jax.serving.pushing import push
 from tests.io.test_hub import Hub
-from tests.serving.made import random_run
+from tests.serving.made import ROOT, random_run
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "our/tiny"
 BACK = """
 import sys
@@ -145,8 +144,6 @@ def test_the_card_tells_menu_wishes_figures_and_how_to_serve_and_nothing_of_this
 
 
 def test_adapters_are_pushed_alone_or_merged_into_their_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for name in ("base", "run"):
-        (tmp_path / name).mkdir()
     base, run = random_run(tmp_path / "base"), random_run(tmp_path / "run")
     model, params = checkpoint.load(base / "policy")
     lora = LoRA(2, 4.0, ("q", "down"))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,9 @@ from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.serving.wire import MOST_BYTES
 from orchestra_jax.tools.base import tool
-from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult
-from tests.serving.made import ask_dear, python, qa_settings, rows, scripted
+from tests.serving.made import CALLED, ask_dear, calling, python, qa_settings, rows, scripted
 
 USER = [{"role": "user", "content": "What is 7 * 8 + 3?"}]
-CALLED = {
-    "role": "assistant", "content": None,
-    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": '{"query": "7"}'}}],
-}  # fmt: skip
 LOOKUP = [{"type": "function", "function": {"name": "lookup", "description": "Looks up.", "parameters": {
     "type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}]  # fmt: skip
 LOOKUP_WITH_QUESTION = [{"type": "function", "function": {"name": "lookup"}}]
@@ -231,33 +226,11 @@ async def slow(question: str) -> str:
     return "done"
 
 
-@tool
-async def broken(question: str) -> str:
-    """Is not there."""
-    raise InfrastructureError("Its server is down.")
-
-
-def calling(*names: str) -> Callable[[Task, list[ToolResult]], ToolCall | str]:
-    """A script that calls tools one after the other."""
-
-    def script(task: Task, results: list[ToolResult]) -> ToolCall | str:
-        todo = names[len(results) :]
-        return ToolCall(todo[0], {"question": task.question}) if todo else results[-1].text
-
-    return script
-
-
-def settings(folder: Path, *names: str) -> list[str]:
-    listed = ",".join(f"{'tests.serving.made' if name == 'dear' else __name__}:{name}" for name in names)
-    return [
-        "name=tiny", *(f"tools.names=[{listed}]" if s.startswith("tools.names") else s for s in qa_settings(folder)),
-    ]  # fmt: skip
-
-
 async def test_a_client_that_goes_away_ends_its_request_which_pays_its_bill(tmp_path: Path):
     GO_ON.clear()
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}]}
-    with scripted(tmp_path, calling("dear", "slow"), *settings(tmp_path, "dear", "slow")) as orchestrator:
+    settings = ["name=tiny", *qa_settings(tmp_path, f"dear,{__name__}:slow")]
+    with scripted(tmp_path, calling("dear", "slow"), *settings) as orchestrator:
         database = ServerDatabase(orchestrator.folder / "served.db")
         server = ChatServer(orchestrator, database, ServerLimits())
         app = server.app()
@@ -295,7 +268,7 @@ async def test_a_client_that_goes_away_ends_its_request_which_pays_its_bill(tmp_
 
 async def test_an_empty_budget_a_dead_tool_and_too_many_requests_have_their_statuses(tmp_path: Path):
     why = [{"role": "user", "content": "Why?"}]
-    with scripted(tmp_path, ask_dear, *settings(tmp_path, "dear"), "budget.run_usd=0.5") as orchestrator:
+    with scripted(tmp_path, ask_dear, "name=tiny", *qa_settings(tmp_path), "budget.run_usd=0.5") as orchestrator:
         async with client(orchestrator) as http:
             refused = await posted(http, messages=why, orchestra={"max_usd": 0.3})
             assert (refused.status_code, refused.json()["usage"]["cost_usd"]) == (200, 0)
@@ -308,7 +281,7 @@ async def test_an_empty_budget_a_dead_tool_and_too_many_requests_have_their_stat
                     assert empty.status_code == 402
                     error = empty.json()["error"]
                 assert (error["type"], error["code"]) == ("insufficient_quota", "budget_exceeded")
-    more = [*settings(tmp_path, "broken", "slow"), "rollout.limits.retries=0"]
+    more = ["name=tiny", *qa_settings(tmp_path, f"broken,{__name__}:slow"), "rollout.limits.retries=0"]
     with scripted(tmp_path / "more", calling("broken"), *more) as orchestrator:
         async with client(orchestrator) as http:
             dead = await posted(http, messages=why)

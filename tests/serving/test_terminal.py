@@ -2,7 +2,6 @@
 
 import io
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -10,22 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.io.shipped import EXPERIMENTS
+from tests.serving.made import ROOT, status
 
 ORACLE = "baseline:preference_oracle"
 
 
-def command(name: str, *words: str) -> int:
-    """The status of a command in this process."""
-    main = runpy.run_path(str(EXPERIMENTS / f"{name}.py"))["main"]
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
 @pytest.mark.parametrize(
-    ("words", "status", "out", "err"),
+    ("words", "expected", "out", "err"),
     [
         (["What is 7 * 8 + 3?", "--wish", "keep the cost low"], 0, "59\n", "1 call, "),
         (["What is 7 * 8 + 3?", "seed=1", "--max-usd", "1"], 0, "59\n", "1 call, "),
@@ -36,9 +26,9 @@ def command(name: str, *words: str) -> int:
     ],
 )
 def test_an_answer_is_on_standard_output_and_the_rest_on_standard_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], status: int, out: str, err: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], expected: int, out: str, err: str
 ):
-    assert command("ask", ORACLE, *words, f"output_dir={tmp_path}") == status
+    assert status("ask", ORACLE, *words, f"output_dir={tmp_path}") == expected
     said = capfd.readouterr()
     assert said.out == out
     assert err in said.err
@@ -50,7 +40,7 @@ def test_a_chat_goes_on_after_what_it_cannot_answer(
 ):
     typed = "What is 7 * 8?\n\nWho is the pope?\n/wish cheap\n/help\n/new\nAnna is older than Boris. Who is younger?\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    assert command("chat", ORACLE, f"output_dir={tmp_path}") == 0
+    assert status("chat", ORACLE, f"output_dir={tmp_path}") == 0
     said = capfd.readouterr()
     assert said.out.splitlines()[0] == "56"
     assert len(said.out.splitlines()) == 2
@@ -62,9 +52,8 @@ def test_a_chat_goes_on_after_what_it_cannot_answer(
 @pytest.mark.slow
 def test_ctrl_c_ends_a_chat_and_closes_everything(tmp_path: Path):
     words = [sys.executable, "-m", "orchestra_jax", "chat", ORACLE, f"output_dir={tmp_path}"]
-    root = Path(__file__).resolve().parents[2]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, text=True, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, **pipes) as process:
+    with subprocess.Popen(words, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
