@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -18,6 +18,7 @@ from orchestra_jax.types import InfrastructureError
 VOCAB = 50
 SECONDS = 60.0
 PROMPT = (3, 1, 4)
+LOOKS = ("/health", "/model_info")
 # Changes an answer that is right, or answers itself.
 Fault = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse] | None]
 
@@ -31,10 +32,10 @@ class StubServer:
         faults: the next generation takes the first; None is no fault.
         gate: generations wait until it is set; `most`: how many waited or ran at once.
         healthy: whether /health answers 200.
-        hangs: whether /health and /model_info never answer.
-        refuse_weights: whether an update fails.
+        hangs: paths that never answer.
+        sick: how often a path still answers with status 500, at once.
+        refuse_weights: status of an update that fails; 0: it does not.
         paused, released: as it was told; `tags`: those of every release and resume, in the order of `calls`.
-        sick: paths that are answered with a status, at once.
         eos: id that ends every generation unless it ignores such ids, or None.
         info, details: what /model_info and /server_info say beside the ordinary.
         updates: body of every weight update.
@@ -54,10 +55,11 @@ class StubServer:
         self.gate = asyncio.Event()
         self.gate.set()
         self.active = self.most = 0
-        self.healthy, self.hangs, self.refuse_weights = True, False, False
+        self.healthy, self.refuse_weights = True, 0
+        self.hangs: Sequence[str] = ()
+        self.sick = Counter[str]()
         self.paused, self.released = False, set[str]()
         self.tags: list[set[str]] = []
-        self.sick: dict[str, int] = {}
         self.eos: int | None = None
         self.info: dict[str, Any] = {}
         self.details: dict[str, Any] = {}
@@ -68,7 +70,7 @@ class StubServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._noted])
         app.router.add_get("/health", self._health)
         app.router.add_get("/model_info", self._model_info)
         app.router.add_get("/server_info", self._server_info)
@@ -94,17 +96,21 @@ class StubServer:
                     connection.transport.abort()
             await runner.cleanup()
 
+    @web.middleware
+    async def _noted(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Notes the path, and hangs or fails where that was ordered."""
+        self.calls.append(request.path)
+        while request.path in self.hangs:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        if self.sick[request.path]:
+            self.sick[request.path] -= 1
+            return web.Response(status=500, text="something broke")
+        return await handler(request)
+
     async def _health(self, request: web.Request) -> web.Response:
-        await self._look(request)
         return web.Response(status=200 if self.healthy else 503)
 
-    async def _look(self, request: web.Request) -> None:
-        self.calls.append(request.path)
-        while self.hangs:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
     async def _model_info(self, request: web.Request) -> web.Response:
-        await self._look(request)
         return web.json_response({"weight_version": self.version, "architectures": ["Qwen3ForCausalLM"]} | self.info)
 
     async def _server_info(self, request: web.Request) -> web.Response:
@@ -115,15 +121,13 @@ class StubServer:
         return web.Response()
 
     async def _control(self, request: web.Request) -> web.Response:
-        self.calls.append(request.path)
         self.paused = request.path == "/pause_generation"
+        assert await request.json() == ({"mode": "retract"} if self.paused else {})
         assert self.paused or not self.released, "it would go on without its memory"
         return web.json_response({"status": "ok"})
 
     async def _release(self, request: web.Request) -> web.Response:
-        tags = self._tags(request.path, await request.json())
-        if request.path in self.sick:
-            return web.Response(status=self.sick[request.path], text="something broke")
+        tags = await self._tags(request)
         # As the real one, whose scheduler dies of both.
         assert self.paused or not self.active, "release_memory_occupation should be called only when server is idle."
         assert not tags & self.released, "released twice"
@@ -131,30 +135,25 @@ class StubServer:
         return web.Response()
 
     async def _resume(self, request: web.Request) -> web.Response:
-        tags = self._tags(request.path, await request.json())
-        if request.path in self.sick:
-            return web.Response(status=self.sick[request.path], text="something broke")
-        for tag in tags:
+        for tag in await self._tags(request):
             self.released.remove(tag)  # KeyError, as in the real one
         return web.Response()
 
-    def _tags(self, path: str, body: dict[str, Any]) -> set[str]:
-        self.calls.append(path)
-        self.tags.append(set(body["tags"]))
+    async def _tags(self, request: web.Request) -> set[str]:
+        self.tags.append(set((await request.json())["tags"]))
         return self.tags[-1]
 
     async def _update(self, request: web.Request) -> web.Response:
-        self.calls.append(request.path)
+        assert self.paused
         assert "weights" not in self.released, "written into memory that is not there"
         if self.refuse_weights:
-            return web.json_response({"success": False, "message": "no such folder"}, status=400)
+            return web.json_response({"success": False, "message": "no such folder"}, status=self.refuse_weights)
         self.updates.append(await request.json())
         self.version = self.updates[-1]["weight_version"]
         return web.json_response({"success": True})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.calls.append(request.path)
         assert not self.released, "generates without its memory"
         self.bodies.append(body)
         self.active += 1

@@ -352,7 +352,7 @@ async def test_a_server_that_takes_no_weights_is_dropped_with_what_it_held(make,
         server.gate.clear()
     callers = start(engine, 8)  # half of them wait for a slot
     await soon(lambda: [server.active for server in servers] == [2, 2])
-    servers[0].refuse_weights = True
+    servers[0].refuse_weights = 400
     asked = len(servers[0].bodies)
     await engine.update_weights("new", 1)
     assert engine.servers_up == [servers[1].url]
@@ -362,7 +362,7 @@ async def test_a_server_that_takes_no_weights_is_dropped_with_what_it_held(make,
     # Nothing of the dropped one counts: whose weights it has is unknown.
     assert {generation.weight_version for generation in found} == {1}
     assert len(servers[0].bodies) == asked
-    servers[0].refuse_weights = False
+    servers[0].refuse_weights = 0
     await soon(lambda: len(engine.servers_up) == 2)
     assert servers[0].version == "1"
 
@@ -370,7 +370,7 @@ async def test_a_server_that_takes_no_weights_is_dropped_with_what_it_held(make,
 async def test_an_answer_within_a_failing_update_is_not_taken_before_its_end(make, servers):
     class Slow(StubWeightSync):
         async def sync(self, clients, params, version):
-            await clients[0].post("/pause_generation", {}, timeout_s=SECONDS)
+            await clients[0].post("/pause_generation", {"mode": "retract"}, timeout_s=SECONDS)
             await release.wait()
             return await super().sync(clients, params, version)
 
@@ -380,7 +380,7 @@ async def test_an_answer_within_a_failing_update_is_not_taken_before_its_end(mak
     callers = start(engine, 2)
     await soon(lambda: servers[0].active == 1)
     await callers[1]
-    servers[0].refuse_weights = True
+    servers[0].refuse_weights = 400
     update = asyncio.ensure_future(engine.update_weights("new", 1))
     await soon(lambda: "/pause_generation" in servers[0].calls)
     servers[0].gate.set()  # it answers, perhaps from mixed weights
@@ -396,12 +396,12 @@ async def test_an_answer_within_a_failing_update_is_not_taken_before_its_end(mak
 async def test_weights_that_no_server_takes_stop_the_engine_until_one_does(make, servers):
     engine = make()
     await one(engine)
-    servers[0].refuse_weights = True
+    servers[0].refuse_weights = 400
     with pytest.raises(ConfigError, match=r"^No server took weight version 1: .*\.$"):  # the run ends in a sentence
         await engine.update_weights("new", 1)
     with pytest.raises(RuntimeError, match=r"^No server took weight version 1"):
         await one(engine)
-    servers[0].refuse_weights = False
+    servers[0].refuse_weights = 0
     await engine.update_weights("newer", 2)
     assert (await one(engine)).weight_version == 2
 

@@ -9,7 +9,7 @@ pytest.importorskip("aiohttp")
 from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.io.http_json import JsonClient, ServerError
 from tests.engines.sglang import stub
-from tests.engines.sglang.stub import PROMPT, SECONDS, StubWeightSync, continuation, one, soon
+from tests.engines.sglang.stub import LOOKS, PROMPT, SECONDS, StubWeightSync, continuation, one, soon
 
 
 async def test_what_a_hung_server_held_moves_to_the_other_within_seconds(make, servers):
@@ -21,12 +21,12 @@ async def test_what_a_hung_server_held_moves_to_the_other_within_seconds(make, s
         server.gate.clear()
     callers = [asyncio.create_task(one(engine, session=session)) for session in sessions]
     await soon(lambda: [server.active for server in servers] == [2, 2])
-    servers[0].hangs = True
+    servers[0].hangs = LOOKS
     await soon(lambda: engine.servers_up == [servers[1].url])
     servers[1].gate.set()
     found = await asyncio.gather(*callers)
     assert [list(g.token_ids) for g in found] == [continuation(PROMPT, 5)] * 4
-    servers[0].hangs = False  # it wakes up, and was given the weights that it lacks
+    servers[0].hangs = ()  # it wakes up, and was given the weights that it lacks
     servers[0].gate.set()
     await soon(lambda: len(engine.servers_up) == 2)
 
@@ -35,7 +35,7 @@ async def test_what_a_hung_server_held_moves_to_the_other_within_seconds(make, s
 async def test_one_hung_server_alone_ends_in_a_sentence(make, servers, down_timeout_s):
     engine = make(beat_s=0.03, request_timeout_s=SECONDS, down_timeout_s=down_timeout_s)
     await one(engine)
-    servers[0].hangs = True
+    servers[0].hangs = LOOKS
     servers[0].faults.append(stub.hang)
     with pytest.raises(NoServer, match=r"No SGLang server was ready for 0\.2 s: .*(/health|no whole answer)"):
         await one(engine)
@@ -49,13 +49,13 @@ async def test_a_hung_server_of_the_runs_own_is_killed_and_gets_the_weights(make
         if hung:
             await servers[0].kill()
             servers[0].reset("0")
-            servers[0].hangs = False
+            servers[0].hangs = ()
             await servers[0].start()
 
     engine = make(beat_s=0.03, request_timeout_s=SECONDS, revive=revive)
     await engine.update_weights("new", 3)
     servers[0].faults.append(stub.hang)
-    servers[0].hangs = True
+    servers[0].hangs = LOOKS
     assert (await one(engine)).weight_version == 3
     assert asked == [(servers[0].url, True)]
     assert servers[0].calls.index("/update_weights_from_disk") < servers[0].calls.index("/generate")
@@ -68,9 +68,9 @@ async def test_a_server_that_is_given_weights_or_has_no_memory_is_not_taken_for_
     await soon(lambda: servers[0].calls.count("/model_info") > 5)
     assert servers[0].calls.count("/health") == before  # that samples a token: no release could come meanwhile
     await engine.release_memory()
-    servers[0].hangs = True  # as the real one, whose scheduler stands still
+    servers[0].hangs = LOOKS  # as the real one, whose scheduler stands still
     await asyncio.sleep(0.3)
-    servers[0].hangs = False
+    servers[0].hangs = ()
     assert engine.servers_up == [servers[0].url]
     await engine.update_weights("new", 1)
     assert (await one(engine)).weight_version == 1
@@ -101,12 +101,12 @@ async def test_one_of_the_runs_own_that_hangs_after_it_was_lost_is_killed_too(ma
     async def revive(url, hung):
         asked.append(hung)
         if hung:
-            servers[0].hangs = False
+            servers[0].hangs = ()
 
     engine = make(beat_s=0.03, request_timeout_s=0.1, revive=revive)
     await one(engine)
     servers[0].faults.append(stub.hang)
-    servers[0].hangs = True
+    servers[0].hangs = LOOKS
     with pytest.raises(ServerError, match="no whole answer"):
         await one(engine)  # this loses it, before any look at it
     assert list((await one(engine)).token_ids) == continuation(PROMPT, 5)
@@ -128,7 +128,7 @@ async def test_a_hang_is_noticed_while_another_server_is_given_weights(make, ser
     servers[1].version = "0"  # it was restarted
     engine._pool.lose(engine._pool.servers[1], "gone")
     await begun.wait()
-    servers[0].hangs = True
+    servers[0].hangs = LOOKS
     await soon(lambda: not engine.servers_up)
     go_on.set()
     await soon(lambda: engine.servers_up == [servers[1].url])
@@ -148,9 +148,9 @@ async def test_a_server_that_is_releasing_its_memory_is_not_taken_for_hung(make,
 
     async def slow(self, path, body, *, timeout_s=None):
         if path == "/release_memory_occupation":
-            servers[0].hangs = True  # as the real one, which is paused
+            servers[0].hangs = LOOKS  # as the real one, which is paused
             await asyncio.sleep(0.3)
-            servers[0].hangs = False
+            servers[0].hangs = ()
         return await post(self, path, body, timeout_s=timeout_s)
 
     await one(engine)
@@ -185,7 +185,7 @@ async def test_the_only_server_may_hang_in_the_update_if_it_is_the_runs_own(make
     class Hangs(StubWeightSync):
         async def sync(self, found, params, version):
             if version == 1 and not asked:
-                servers[0].hangs = True
+                servers[0].hangs = LOOKS
                 raise ServerError("no whole answer in 60 s.", "timeout")
             return await super().sync(found, params, version)
 

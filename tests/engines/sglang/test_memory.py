@@ -90,7 +90,7 @@ async def test_what_was_cancelled_is_aborted_before_the_release(make, servers):
 async def test_a_server_that_answers_with_an_error_ends_it_with_a_sentence(make, servers, path):
     engine = make(2)
     await one(engine)
-    servers[1].sick[path] = 500
+    servers[1].sick[path] = 1
     act = release if path == RELEASE else lambda engine: update(engine, 1)
     if path == RESUME:
         await release(engine)
@@ -106,7 +106,7 @@ async def test_a_server_that_answers_with_an_error_ends_it_with_a_sentence(make,
 async def test_a_cache_that_does_not_come_back_ends_it_too(make, servers):
     class SickLater(StubWeightSync):
         async def sync(self, clients, params, version):
-            servers[0].sick[RESUME] = 500
+            servers[0].sick[RESUME] = 1000
             return await super().sync(clients, params, version)
 
     engine = make(weight_sync=SickLater())

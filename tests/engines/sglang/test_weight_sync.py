@@ -3,8 +3,6 @@
 import asyncio
 import json
 import shutil
-from collections import Counter
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +20,12 @@ from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from orchestra_jax.types import InfrastructureError
+from tests.engines.sglang.stub import SECONDS, StubServer, soon
 from tests.models.trees import to_tensors
 
 CONFIG = Qwen3Config.preset(
     "tiny", vocab_size=37, hidden_size=12, intermediate_size=20, num_layers=2, head_dim=6, num_heads=4, num_kv_heads=2
 )
-SECONDS = 60
 DISK, INFO = "/update_weights_from_disk", "/model_info"
 PAUSE, CONTINUE, ABORT = "/pause_generation", "/continue_generation", "/abort_request"
 STAGES = (PAUSE, DISK, INFO, CONTINUE)
@@ -40,78 +38,30 @@ def params_of(seed: int, config: Qwen3Config = CONFIG) -> dict[str, Any]:
     )
 
 
-@dataclass
-class Server:
-    """What a server does with control calls.
+class Server(StubServer):
+    """Reads the weights that it is given; `client` reaches it."""
 
-    Attributes:
-        calls: (path, body) in order.
-        faults: how often a path still answers with status 500.
-        hang: a path that never answers; `hangs` is set when it was asked for.
-    """
+    client: JsonClient
+    weights: dict[str, np.ndarray]
 
-    calls: list[tuple[str, Any]] = field(default_factory=list)
-    faults: Counter[str] = field(default_factory=Counter)
-    hang: str = ""
-    hangs: asyncio.Event = field(default_factory=asyncio.Event)
-    version: str = "default"
-    weights: dict[str, np.ndarray] = field(default_factory=dict)
-    refuse: str = ""
-    paused: bool = False
-    client: JsonClient = field(init=False)
-
-    @property
-    def paths(self) -> list[str]:
-        return [path for path, _ in self.calls]
-
-    async def answer(self, request: web.Request) -> web.Response:
-        path, body = request.path, json.loads(await request.read() or b"null")
-        self.calls.append((path, body))
-        if self.hang == path:
-            self.hangs.set()
-            await asyncio.sleep(2 * SECONDS)
-        if self.faults[path] > 0:
-            self.faults[path] -= 1
-            return web.Response(status=500, text="this fault was ordered")
-        if self.refuse == path:
-            return web.json_response({"success": False, "message": "no"})
-        return self.act(path, body)
-
-    def act(self, path: str, body: Any) -> web.Response:
-        if path == DISK:
-            assert self.paused
-        match path:
-            case "/pause_generation" | "/continue_generation":
-                self.paused = path == PAUSE
-            case "/abort_request":
-                return web.Response()
-            case "/model_info":
-                return web.json_response({"weight_version": self.version})
-            case "/update_weights_from_disk":
-                self.weights = load_file(f"{body['model_path']}/model.safetensors")
-                self.version = body["weight_version"]
-            case _:
-                return web.Response(status=404)
-        return web.json_response({"success": True, "message": "Success"})
+    async def _update(self, request: web.Request) -> web.Response:
+        answer = await super()._update(request)
+        if not self.refuse_weights:
+            self.weights = load_file(f"{self.updates[-1]['model_path']}/model.safetensors")
+        return answer
 
 
 @pytest.fixture
 async def servers():
     """Two servers, each with the client that reaches it."""
-    found, runners = [Server(), Server()], []
+    found = [Server(), Server()]
     for server in found:
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{path:.*}", server.answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        server.client = JsonClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        runners.append(runner)
+        await server.start()
+        server.client = JsonClient(server.url)
     yield found
-    for server, runner in zip(found, runners, strict=True):
+    for server in found:
         await server.client.close()
-        await runner.cleanup()
+        await server.kill()
 
 
 @pytest.fixture
@@ -137,10 +87,9 @@ def expect_weights(server: Server, params: Any, version: int, config: Qwen3Confi
 async def test_an_update_pauses_loads_checks_and_goes_on(servers, tmp_path):
     await update(DiskWeightSync(CONFIG, tmp_path), servers, params_of(0), 3)
     for server in servers:
-        assert server.paths == [PAUSE, DISK, INFO, CONTINUE]
-        assert server.calls[0][1] == {"mode": "retract"}
+        assert server.calls == [PAUSE, DISK, INFO, CONTINUE]
         path = str(tmp_path / "weights-00000003")
-        assert server.calls[1][1] == {"model_path": path, "weight_version": "3", "flush_cache": True}
+        assert server.updates == [{"model_path": path, "weight_version": "3", "flush_cache": True}]
 
 
 async def test_versions_follow_each_other_and_the_report_counts(servers, sync):
@@ -191,53 +140,47 @@ async def test_fp32_masters_travel_in_the_serving_dtype(servers, tmp_path, scan)
 
 @pytest.mark.parametrize("stage", STAGES)
 async def test_a_server_that_fails_once_is_tried_again(servers, sync, stage):
-    servers[1].faults[stage] = 1
+    servers[1].sick[stage] = 1
     report = await update(sync, servers, params_of(1), 1)
     assert report.failures == {}
     for server in servers:
         expect_weights(server, params_of(1), 1)
-        assert ABORT not in server.paths
-    assert servers[1].paths.count(stage) > servers[0].paths.count(stage)
-    assert servers[0].paths.count(PAUSE) == 1
+        assert ABORT not in server.calls
+    assert servers[1].calls.count(stage) > servers[0].calls.count(stage)
+    assert servers[0].calls.count(PAUSE) == 1
 
 
 @pytest.mark.parametrize("stage", STAGES)
 async def test_a_server_that_fails_twice_is_reported_and_told_to_go_on(servers, sync, stage):
-    servers[1].faults[stage] = 1000
+    servers[1].sick[stage] = 1000
     report = await update(sync, servers, params_of(1), 1)
     expect_weights(servers[0], params_of(1), 1)
     url = servers[1].client.url
     assert list(report.failures) == [url]
     assert f"{url}{stage} answered with status 500" in report.failures[url]
-    assert servers[1].paths[-1] == CONTINUE
-    assert servers[1].faults[stage] == 1000 - servers[1].paths.count(stage)
+    assert servers[1].calls[-1] == CONTINUE
+    assert servers[1].sick[stage] == 1000 - servers[1].calls.count(stage)
     if stage != CONTINUE:
-        assert servers[1].paths.count(PAUSE) == 2
-        assert servers[1].paths[-2:] == [ABORT, CONTINUE], "what it was generating has no known weights"
+        assert servers[1].calls.count(PAUSE) == 2
+        assert servers[1].calls[-2:] == [ABORT, CONTINUE], "what it was generating has no known weights"
 
 
 async def test_an_answer_without_success_is_a_failure(servers, sync):
-    servers[0].refuse = DISK
+    servers[0].refuse_weights = 200
     report = await update(sync, servers, params_of(1), 1)
     assert list(report.failures) == [servers[0].client.url]
-    assert servers[0].version == "default"
+    assert servers[0].version == "0"
 
 
-async def test_a_server_that_reports_another_version_is_a_failure(servers, sync, monkeypatch):
-    act = servers[0].act
-
-    def lie(path, body):
-        return web.json_response({"weight_version": "9"}) if path == INFO else act(path, body)
-
-    monkeypatch.setattr(servers[0], "act", lie)
+async def test_a_server_that_reports_another_version_is_a_failure(servers, sync):
+    servers[0].info = {"weight_version": "9"}
     report = await update(sync, servers, params_of(1), 1)
     assert "reports weight version '9' after an update to '1'" in report.failures[servers[0].client.url]
     assert list(report.failures) == [servers[0].client.url]
 
 
 async def test_a_server_that_is_gone_does_not_keep_the_others(servers, sync, unused_tcp_port):
-    gone = Server()
-    gone.client = JsonClient(f"http://127.0.0.1:{unused_tcp_port}")
+    gone = SimpleNamespace(client=JsonClient(f"http://127.0.0.1:{unused_tcp_port}"))
     report = await update(sync, [gone, *servers], params_of(1), 1)
     assert list(report.failures) == [gone.client.url]
     for server in servers:
@@ -246,7 +189,7 @@ async def test_a_server_that_is_gone_does_not_keep_the_others(servers, sync, unu
 
 async def test_an_update_that_no_server_takes_raises_and_lets_all_go_on(servers, sync):
     for server in servers:
-        server.faults[INFO] = 1000
+        server.sick[INFO] = 1000
     with pytest.raises(InfrastructureError, match=r"No server took weight version 4: .*status 500.*logs\.$"):
         await update(sync, servers, params_of(1), 4)
     assert [server.paused for server in servers] == [False, False]
@@ -255,7 +198,7 @@ async def test_an_update_that_no_server_takes_raises_and_lets_all_go_on(servers,
 
 async def test_a_server_that_hangs_fails_by_its_time_limit(servers, sync, monkeypatch):
     """It is not tried again, which would take as long, but is told to go on."""
-    servers[1].hang, post, asked = DISK, servers[1].client.post, []
+    servers[1].hangs, post, asked = [DISK], servers[1].client.post, []
 
     def in_short(path, body, *, timeout_s):
         asked.append((path, timeout_s))
@@ -275,15 +218,14 @@ async def test_a_server_that_hangs_fails_by_its_time_limit(servers, sync, monkey
 
 
 async def test_a_cancelled_update_lets_the_servers_go_on(servers, sync):
-    servers[0].hang = servers[1].hang = DISK
+    servers[0].hangs = servers[1].hangs = [DISK]
     running = asyncio.ensure_future(update(sync, servers, params_of(1), 1))
-    async with asyncio.timeout(SECONDS):
-        await asyncio.gather(*(server.hangs.wait() for server in servers))
+    await soon(lambda: all(DISK in server.calls for server in servers))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     for server in servers:
-        assert server.paths[-2:] == [ABORT, CONTINUE]
+        assert server.calls[-2:] == [ABORT, CONTINUE]
 
 
 async def test_wrong_parameters_touch_no_server(servers, sync):
@@ -323,13 +265,13 @@ async def test_a_folder_that_was_not_finished_is_never_loaded(servers, tmp_path,
 
 
 async def test_the_folder_is_complete_before_a_server_is_paused(servers, tmp_path, monkeypatch):
-    seen, act = [], servers[0].act
+    seen, post = [], servers[0].client.post
 
-    def look(path, body):
+    def look(path, body, **options):
         seen.append((path, (tmp_path / "weights-00000001" / "config.json").is_file()))
-        return act(path, body)
+        return post(path, body, **options)
 
-    monkeypatch.setattr(servers[0], "act", look)
+    monkeypatch.setattr(servers[0].client, "post", look)
     await update(DiskWeightSync(CONFIG, tmp_path), servers, params_of(1), 1)
     assert seen[0] == (PAUSE, True)
 
