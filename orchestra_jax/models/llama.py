@@ -4,15 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from orchestra_jax.models.base import Constrain, DecoderConfig
+from orchestra_jax.models.base import Constrain, DecoderConfig, sizes
 from orchestra_jax.models.decoder import Decoder
 from orchestra_jax.models.rope_scaling import RopeScaling
-
-
-def _sizes(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
-    sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_layers": layers}
-    return {**sizes, "num_heads": heads, "num_kv_heads": kv_heads, "head_dim": hidden // heads, **others}
-
 
 _SMOLLM2 = {
     "vocab_size": 49152,
@@ -40,16 +34,16 @@ class LlamaConfig(DecoderConfig):
     optional_bias: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **DecoderConfig.presets,
-        "smollm2-135m": _sizes(576, 1536, 30, 9, 3, **_SMOLLM2),
-        "smollm2-360m": _sizes(960, 2560, 32, 15, 5, **_SMOLLM2),
-        "smollm2-1.7b": _sizes(2048, 8192, 24, 32, 32, **(_SMOLLM2 | {"rope_theta": 130000.0})),
-        "llama-3.2-1b": _sizes(
-            2048, 8192, 16, 32, 8, **_LLAMA3, tie_word_embeddings=True, rope_scaling=_stretched(32.0)
+        "smollm2-135m": sizes(576, 1536, 30, 9, 3, 64, **_SMOLLM2),
+        "smollm2-360m": sizes(960, 2560, 32, 15, 5, 64, **_SMOLLM2),
+        "smollm2-1.7b": sizes(2048, 8192, 24, 32, 32, 64, **(_SMOLLM2 | {"rope_theta": 130000.0})),
+        "llama-3.2-1b": sizes(
+            2048, 8192, 16, 32, 8, 64, **_LLAMA3, tie_word_embeddings=True, rope_scaling=_stretched(32.0)
         ),
-        "llama-3.2-3b": _sizes(
-            3072, 8192, 28, 24, 8, **_LLAMA3, tie_word_embeddings=True, rope_scaling=_stretched(32.0)
+        "llama-3.2-3b": sizes(
+            3072, 8192, 28, 24, 8, 128, **_LLAMA3, tie_word_embeddings=True, rope_scaling=_stretched(32.0)
         ),
-        "llama-3.1-8b": _sizes(4096, 14336, 32, 32, 8, **_LLAMA3, rope_scaling=_stretched(8.0)),
+        "llama-3.1-8b": sizes(4096, 14336, 32, 32, 8, 128, **_LLAMA3, rope_scaling=_stretched(8.0)),
     }
 
     def module(self, constrain: Constrain | None = None) -> Decoder:
@@ -67,13 +61,10 @@ class MistralConfig(LlamaConfig):
     optional_bias: ClassVar[tuple[str, ...]] = ()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **DecoderConfig.presets,
-        "mistral-7b-v0.3": _sizes(
-            4096, 14336, 32, 32, 8, vocab_size=32768, rms_norm_eps=1e-5, max_position_embeddings=32768
+        "mistral-7b-v0.3": sizes(
+            4096, 14336, 32, 32, 8, 128, vocab_size=32768, rms_norm_eps=1e-5, max_position_embeddings=32768
         ),
     }
-
-    def to_hf(self) -> dict[str, Any]:
-        return super().to_hf() | {"sliding_window": None}
 
 
 @dataclass(frozen=True)
@@ -88,13 +79,10 @@ class Qwen2Config(LlamaConfig):
     optional_bias: ClassVar[tuple[str, ...]] = ()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **DecoderConfig.presets,
-        "qwen2.5-0.5b": _sizes(896, 4864, 24, 14, 2, **_QWEN2),
-        "qwen2.5-1.5b": _sizes(1536, 8960, 28, 12, 2, **_QWEN2),
-        "qwen2.5-3b": _sizes(2048, 11008, 36, 16, 2, **_QWEN2),
-        "qwen2.5-7b": _sizes(3584, 18944, 28, 28, 4, **_QWEN2_UNTIED),
-        "qwen2.5-14b": _sizes(5120, 13824, 48, 40, 8, **_QWEN2_UNTIED),
-        "qwen2.5-32b": _sizes(5120, 27648, 64, 40, 8, **_QWEN2_UNTIED),
+        "qwen2.5-0.5b": sizes(896, 4864, 24, 14, 2, 64, **_QWEN2),
+        "qwen2.5-1.5b": sizes(1536, 8960, 28, 12, 2, 128, **_QWEN2),
+        "qwen2.5-3b": sizes(2048, 11008, 36, 16, 2, 128, **_QWEN2),
+        "qwen2.5-7b": sizes(3584, 18944, 28, 28, 4, 128, **_QWEN2_UNTIED),
+        "qwen2.5-14b": sizes(5120, 13824, 48, 40, 8, 128, **_QWEN2_UNTIED),
+        "qwen2.5-32b": sizes(5120, 27648, 64, 40, 8, 128, **_QWEN2_UNTIED),
     }
-
-    def to_hf(self) -> dict[str, Any]:
-        return super().to_hf() | {"sliding_window": None}

@@ -47,6 +47,3 @@ class Qwen3Config(DecoderConfig):
 
     def module(self, constrain: Constrain | None = None) -> Decoder:
         return Decoder(self, Qwen3Block, constrain)
-
-    def to_hf(self) -> dict[str, Any]:
-        return super().to_hf() | {"sliding_window": None}

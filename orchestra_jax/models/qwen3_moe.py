@@ -10,25 +10,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from orchestra_jax.models.base import Constrain, DecoderConfig, Params
+from orchestra_jax.models.base import Constrain, DecoderConfig, Params, sizes
 from orchestra_jax.models.decoder import Decoder
 from orchestra_jax.models.experts import expert_mlps, route
 from orchestra_jax.models.qwen3 import Qwen3Block, Qwen3Config
 
 _EXPERT = "model.layers.{layer}.mlp.experts.{expert}"
-
-
-def _released(hidden: int, mlp: int, expert: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "vocab_size": 151936,
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "expert_size": expert,
-        "num_layers": layers,
-        "num_heads": heads,
-        "num_kv_heads": 4,
-        "head_dim": 128,
-    }
+_released = partial(sizes, kv_heads=4, head_dim=128, vocab_size=151936)
 
 
 class _Matrices(nn.Module):
@@ -109,8 +97,8 @@ class Qwen3MoeConfig(Qwen3Config):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {**DecoderConfig.presets["tiny"], "expert_size": 64, "num_experts": 8, "experts_per_token": 2},
         "small": {**DecoderConfig.presets["small"], "expert_size": 176, "num_experts": 16, "experts_per_token": 4},
-        "qwen3-30b-a3b": _released(2048, 6144, 768, 48, 32),
-        "qwen3-235b-a22b": _released(4096, 12288, 1536, 94, 64),
+        "qwen3-30b-a3b": _released(2048, 6144, 48, 32, expert_size=768),
+        "qwen3-235b-a22b": _released(4096, 12288, 94, 64, expert_size=1536),
     }
 
     def __post_init__(self) -> None:
