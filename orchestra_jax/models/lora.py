@@ -30,7 +30,8 @@ from orchestra_jax.config.choices import LoraTarget
 from orchestra_jax.io.whole import open_to_readers, whole_folder
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.checkpoint.hf_names import Source, sources
-from orchestra_jax.models.checkpoint.safetensors import HostTensor
+from orchestra_jax.models.checkpoint.reading import check_stored, expected, read_parameter
+from orchestra_jax.models.checkpoint.safetensors import HostTensor, check_leaves
 from orchestra_jax.models.decoder import abstract_params
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ Adapters = Mapping[str, Any]
 TARGETS = tuple(target.value for target in LoraTarget)
 _PEFT_TARGETS = {f"{target}_proj": target for target in TARGETS}
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Fields of adapter_config.json that change the arithmetic, and the only value that this module computes.
 _ONLY: dict[str, Any] = {
     "peft_type": "LORA",
@@ -289,27 +289,8 @@ def _with_adapters(
 
 
 def _check_tree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Raise ValueError unless `found` has the leaves and shapes of `wanted`, in a dtype that a file can hold."""
-
-    def by_path(tree: Mapping[str, Any]) -> dict[str, Any]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-    wanted, found = by_path(wanted), by_path(found)
-    if wanted.keys() != found.keys():
-        what = "no" if wanted.keys() - found.keys() else "an unexpected"
-        path = min(wanted.keys() - found.keys() or found.keys() - wanted.keys())
-        raise ValueError(f"The adapters have {what} {path!r}; give those of this base, its scan_layers and its LoRA.")
-    for path, leaf in wanted.items():
-        if found[path].shape != leaf.shape:
-            raise ValueError(
-                f"Adapter {path!r} has shape {found[path].shape}, but the base and the rank need {leaf.shape}; give "
-                "the adapters of this base and this LoRA."
-            )
-        if str(found[path].dtype) not in _DTYPES.values():
-            raise ValueError(
-                f"Adapter {path!r} is {found[path].dtype}; cast it to one of {', '.join(_DTYPES.values())}."
-            )
+    fix = "give those of this base, its scan_layers and its LoRA"
+    check_leaves(wanted, found, "adapter", "the base and the rank need", fix)
 
 
 def _adapter_sources(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:
@@ -360,28 +341,14 @@ def _read_config(path: Path, layers: int) -> LoRA:
 
 def _read_tensors(folder: Path, config: DecoderConfig, lora: LoRA, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Read the adapters from lazy slices of the file's tensors."""
-    wanted = _adapter_sources(config, lora)
-    names = {name for source in jax.tree.leaves(wanted) for name in source.names}
-    for what, wrong in (("lacks", names - tensors.keys()), ("has an unexpected", tensors.keys() - names)):
+    wanted, abstract = _adapter_sources(config, lora), abstract_adapters(config, lora)
+    shapes = expected(wanted, abstract)
+    differences = ("lacks", shapes.keys() - tensors.keys()), ("has an unexpected", tensors.keys() - shapes.keys())
+    for what, wrong in differences:
         if wrong:
             raise ValueError(
                 f"{str(folder / _WEIGHTS)!r} {what} {min(wrong)!r} ({len(wrong)} in all); give adapters of this base "
                 f"that match their {_CONFIG}."
             )
-
-    def read(source: Source, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        shape = leaf.shape[:-3:-1]  # of one layer, transposed
-        parts = []
-        for name in source.names:
-            found, code = tuple(tensors[name].get_shape()), tensors[name].get_dtype()
-            if found != shape:
-                raise ValueError(
-                    f"Tensor {name!r} has shape {found}, but the config and r={lora.rank} need {shape}; give adapters "
-                    "of this base."
-                )
-            if code not in _DTYPES:
-                raise ValueError(f"Tensor {name!r} is stored as {code}; give one of {', '.join(_DTYPES.values())}.")
-            parts.append(tensors[name][:].astype(leaf.dtype).T)
-        return jnp.asarray(np.stack(parts) if source.stack else parts[0])
-
-    return cast(dict[str, Any], jax.tree.map(read, wanted, abstract_adapters(config, lora)))
+    check_stored(tensors, shapes, f"the config and r={lora.rank} need", "give adapters of this base")
+    return cast(dict[str, Any], jax.tree.map(lambda s, a: read_parameter(s, a, None, tensors), wanted, abstract))

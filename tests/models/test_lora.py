@@ -348,7 +348,7 @@ def test_wrong_tensors_are_named(folder) -> None:
     tensor = np.zeros((3, 31), np.float32)
     for change, message in [
         (lambda t: t.update({Q_A: tensor}), rf"'{Q_A}' has shape \(3, 31\), but the config and r=3 need \(3, 32\)"),
-        (lambda t: t.update({Q_A: np.zeros((3, 32), np.int8)}), rf"'{Q_A}' is stored as I8; give one of float32"),
+        (lambda t: t.update({Q_A: np.zeros((3, 32), np.int8)}), rf"'{Q_A}' is stored as I8; give an unquantised"),
         (lambda t: t.pop(Q_A), rf"lacks '{Q_A}' \(1 in all\); give adapters of this base"),
         (lambda t: t.update({Q_A: tensor, "lm_head.lora_A.weight": tensor}), r"has an unexpected 'lm_head\.lora_A\.w"),
     ]:

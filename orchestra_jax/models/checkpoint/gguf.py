@@ -8,12 +8,11 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as backends
 
-from orchestra_jax.models.checkpoint.safetensors import save
+from orchestra_jax.models.checkpoint.safetensors import check_leaves, save
 from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.llama import LlamaConfig
 
@@ -56,13 +55,13 @@ def convert(source: Path, folder: Path, *, dtype: str = "float32", overwrite: bo
     except ImportError as error:
         raise ImportError("Reading a .gguf file needs the package gguf: pip install 'orchestra-jax[gguf]'.") from error
     try:
-        _check_header(np.memmap(source, mode="r"))
+        _Header(np.memmap(source, mode="r")).check()
         reader = GGUFReader(source)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         config = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
         _check_count(config, reader.tensors)
         params = _params(config, reader.tensors)
-        _check_shapes(config, params)
+        check_leaves(abstract_params(config), params, "parameter", "the file's fields need", "give a whole Llama")
         tokenizer = build_tokenizer(fields)
     except OSError:
         raise
@@ -118,18 +117,6 @@ def _check_count(config: LlamaConfig, tensors: Any) -> None:
         raise ValueError(
             f"the GGUF file has {len(tensors)} tensors, and a Llama of block_count={config.num_layers} has {wanted}"
         )
-
-
-def _check_shapes(config: LlamaConfig, params: dict[str, Any]) -> None:
-    """Raise ValueError if the parameters are not those of the config."""
-    wanted = {jax.tree_util.keystr(path): leaf.shape for path, leaf in _leaves(abstract_params(config))}
-    found = {jax.tree_util.keystr(path): leaf.shape for path, leaf in _leaves(params)}
-    if wrong := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
-        raise ValueError(f"the parameter {wrong[0]} has the shape {found.get(wrong[0])}, not {wanted.get(wrong[0])}")
-
-
-def _leaves(params: Any) -> list[Any]:
-    return jax.tree_util.tree_leaves_with_path(params)
 
 
 def _params(config: LlamaConfig, tensors: Any) -> dict[str, Any]:
@@ -197,20 +184,18 @@ def build_tokenizer(fields: dict[str, Any]) -> "PreTrainedTokenizerFast":
     )
 
 
-def _check_header(content: np.ndarray) -> None:
-    """Raise ValueError, a clause, if the header's counts and lengths do not fit into the file, given as its bytes.
+class _Header:
+    """The header of a file, given as its bytes.
 
     The loops of the package `gguf` believe every count. The work here is bounded: 10,000 fields, 100,000 tensors, 10
     million values.
     """
-    _Header(content).walk()
 
-
-class _Header:
     def __init__(self, content: np.ndarray) -> None:
         self._content, self._at, self._values = content, 0, 0
 
-    def walk(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError, a clause, if its counts and lengths do not fit into the file."""
         magic, version, tensors, fields = self._numbers("<4sIQQ")
         if magic != b"GGUF" or version not in (2, 3):
             raise ValueError("it does not begin like a GGUF file of version 2 or 3")

@@ -93,17 +93,17 @@ def read(
         tensors = _open(folder, opened)
         config = read_config(folder, family, **overrides)
         _check_tensors(folder, config, tensors)
-        stored = {tensors[name].get_dtype() for name in _expected(config)}
+        wanted = sources(config)
+        stored = {tensors[name].get_dtype() for name in expected(wanted, abstract_params(config))}
         param_dtype = overrides.get("param_dtype") or str(jnp.result_type(*(DTYPES[code] for code in stored)))
         config = config.replace(param_dtype=param_dtype, dtype=overrides.get("dtype") or param_dtype)
         abstract = abstract_params(config)
         if mesh is None:
-            return config, jax.tree.map(lambda s, p: _place(s, p, None, tensors), sources(config), abstract)
+            return config, jax.tree.map(lambda s, p: read_parameter(s, p, None, tensors), wanted, abstract)
         from orchestra_jax.models.sharding import MeshSharding, ShardingRules
 
         shardings = MeshSharding(mesh, rules or ShardingRules()).params(abstract, config.axes)
-        place = functools.partial(_place, tensors=tensors)
-        return config, jax.tree.map(place, sources(config), abstract, shardings)
+        return config, jax.tree.map(functools.partial(read_parameter, tensors=tensors), wanted, abstract, shardings)
 
 
 def _open(folder: Path, opened: ExitStack) -> dict[str, Any]:
@@ -132,22 +132,38 @@ def _open(folder: Path, opened: ExitStack) -> dict[str, Any]:
     return tensors
 
 
-def _expected(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape in the file of every tensor that the config needs."""
+def expected(wanted: Mapping[str, Any], abstract: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape in the file of every tensor, from trees of sources and of shapes."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def add(source: Source, leaf: jax.ShapeDtypeStruct) -> None:
         shape = leaf.shape[len(source.stack) :]
         shapes.update(dict.fromkeys(source.names, shape[::-1] if source.transpose else shape))
 
-    jax.tree.map(add, sources(config), abstract_params(config))
+    jax.tree.map(add, wanted, abstract)
     return shapes
 
 
+def check_stored(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], needs: str, fix: str) -> None:
+    """Raise ValueError unless the file's tensors have these shapes, in a dtype that is read.
+
+    Args:
+        needs: who wants other shapes, such as "the config needs".
+        fix: what to do about them.
+    """
+    for name, shape in shapes.items():
+        found, dtype = tuple(tensors[name].get_shape()), tensors[name].get_dtype()
+        if found != shape:
+            raise ValueError(f"Tensor {name!r} has shape {found}, but {needs} {shape}; {fix}.")
+        if dtype not in DTYPES:
+            told = ", ".join(DTYPES.values())
+            raise ValueError(f"Tensor {name!r} is stored as {dtype}; give an unquantised checkpoint ({told}).")
+
+
 def _check_tensors(folder: Path, config: DecoderConfig, tensors: Mapping[str, Any]) -> None:
-    expected = _expected(config)
+    needed = expected(sources(config), abstract_params(config))
     head, embed = (config.tensor_names[name] for name in ("lm_head", "embed"))
-    missing = [name for name in expected if name not in tensors]
+    missing = [name for name in needed if name not in tensors]
     if missing == [head]:
         raise ValueError(
             f"{str(folder)!r} has no tensor {head!r}; if its head is the embedding, set tie_word_embeddings to true "
@@ -157,27 +173,17 @@ def _check_tensors(folder: Path, config: DecoderConfig, tensors: Mapping[str, An
         raise ValueError(
             f"{str(folder)!r} lacks {_some(missing)}; check that it is a complete {config.model_type} model."
         )
-    unexpected = [name for name in tensors if name not in expected]
+    unexpected = [name for name in tensors if name not in needed]
     if config.tie_word_embeddings and head in unexpected:
         unexpected.remove(head)
-        expected[head] = expected[embed]
+        needed[head] = needed[embed]
     if unexpected:
         raise ValueError(
             f"{str(folder)!r} has unexpected {_some(unexpected)}; give a {config.model_type} model that matches "
             "its config.json."
         )
-    for name, shape in expected.items():
-        found = tuple(tensors[name].get_shape())
-        if found != shape:
-            raise ValueError(
-                f"Tensor {name!r} has shape {found}, but the config needs {shape}; give the config of this checkpoint."
-            )
-        if tensors[name].get_dtype() not in DTYPES:
-            raise ValueError(
-                f"Tensor {name!r} is stored as {tensors[name].get_dtype()}; give an unquantised checkpoint "
-                f"({', '.join(DTYPES.values())})."
-            )
-    if head in expected and config.tie_word_embeddings:
+    check_stored(tensors, needed, "the config needs", "give the config of this checkpoint")
+    if head in needed and config.tie_word_embeddings:
         size = config.vocab_size
         rows = (slice(start, min(start + _ROWS, size)) for start in range(0, size, _ROWS))
         if not all(np.array_equal(tensors[head][part], tensors[embed][part]) for part in rows):
@@ -192,7 +198,7 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
 
 
-def _place(
+def read_parameter(
     source: Source, leaf: jax.ShapeDtypeStruct, sharding: NamedSharding | None, tensors: Mapping[str, Any]
 ) -> Array:
     """Put one parameter on its devices, read one distinct shard after the other."""

@@ -9,7 +9,7 @@ import functools
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,31 +156,44 @@ def _cut(param: Array, place: tuple[int, ...], *, transpose: bool, dtype: str) -
 
 def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None) -> list[HostTensor]:
     """Return every tensor of a checkpoint, none of them cast or gathered yet; arguments and errors as in `save`."""
-    wanted, found = sources(config), dict(params)
-    if [path for path, _ in jax.tree.leaves_with_path(wanted)] != [
-        path for path, _ in jax.tree.leaves_with_path(found)
-    ]:
-        raise ValueError(
-            f"The parameters are not those of the config (num_layers={config.num_layers}, scan_layers="
-            f"{config.scan_layers}, tie_word_embeddings={config.tie_word_embeddings}); save with the config they have."
-        )
+    has = f"num_layers={config.num_layers}, scan_layers={config.scan_layers}"
+    config_of_them = f"save with the config they have, not {has}, tie_word_embeddings={config.tie_word_embeddings}"
+    check_leaves(abstract_params(config), params, "parameter", "the config needs", config_of_them)
     tensors: list[HostTensor] = []
 
-    def add(path: tuple[Any, ...], source: Source, leaf: jax.ShapeDtypeStruct, param: Any) -> None:
-        where = jax.tree_util.keystr(path, simple=True, separator="/")
-        if param.shape != leaf.shape:
-            raise ValueError(
-                f"Parameter {where!r} has shape {param.shape}, but the config needs {leaf.shape}; save with the config "
-                "it has."
-            )
-        if str(param.dtype) not in DTYPES.values():
-            raise ValueError(f"Parameter {where!r} is {param.dtype}; cast it to one of {', '.join(DTYPES.values())}.")
+    def add(source: Source, param: Any) -> None:
         own = dtype or str(param.dtype)
         for name, place in source.tensors():
             tensors.append(HostTensor(name, param, place, source.transpose, own))
 
-    jax.tree_util.tree_map_with_path(add, wanted, abstract_params(config), found)
+    jax.tree.map(add, sources(config), dict(params))
     return tensors
+
+
+def check_leaves(wanted: Mapping[str, Any], found: Mapping[str, Any], kind: str, needs: str, fix: str) -> None:
+    """Raise ValueError unless `found` has the leaves and shapes of `wanted`, in a dtype that a file can hold.
+
+    Args:
+        kind: what the error calls a leaf, such as "parameter".
+        needs: who wants them, such as "the config needs".
+        fix: what to do about other leaves or shapes.
+    """
+
+    def by_path(tree: Mapping[str, Any]) -> dict[str, Any]:
+        leaves = jax.tree_util.tree_leaves_with_path(dict(tree))
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+    wanted, found = by_path(wanted), by_path(found)
+    if wanted.keys() != found.keys():
+        what = "no" if wanted.keys() - found.keys() else "an unexpected"
+        path = min(wanted.keys() - found.keys() or found.keys() - wanted.keys())
+        raise ValueError(f"The {kind}s have {what} {path!r}; {fix}.")
+    for path, leaf in wanted.items():
+        name = f"{kind.capitalize()} {path!r}"
+        if found[path].shape != leaf.shape:
+            raise ValueError(f"{name} has shape {found[path].shape}, but {needs} {leaf.shape}; {fix}.")
+        if str(found[path].dtype) not in DTYPES.values():
+            raise ValueError(f"{name} is {found[path].dtype}; cast it to one of {', '.join(DTYPES.values())}.")
 
 
 def split(tensors: Sequence[HostTensor], max_bytes: int = SHARD_BYTES) -> StateDictSplit:

@@ -168,7 +168,7 @@ def test_a_sound_file_is_converted(tmp_path: Path) -> None:
         ({"llama.block_count": "two"}, {}, "llama.block_count='two'"),
         ({"llama.attention.head_count": 0}, {}, "llama.attention.head_count=0"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, {}, "epsilon=nan of the GGUF file must be"),
-        ({"llama.embedding_length": 32}, {}, "has the shape"),
+        ({"llama.embedding_length": 32}, {}, "has shape"),
         ({"tokenizer.ggml.tokens": None}, {}, "has no tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.merges": ["1"]}, {}, ""),
         ({"tokenizer.ggml.token_type": [1]}, {}, ""),
@@ -177,7 +177,7 @@ def test_a_sound_file_is_converted(tmp_path: Path) -> None:
         ({}, {"output_norm": np.full(16, np.inf, np.float32)}, "'output_norm.weight' .* not finite"),
         ({}, {"blk.1.ffn_up": None}, "has 19 tensors, and a Llama of block_count=2 has 20"),
         ({}, {"blk.1.ffn_up": None, "blk.7.ffn_up": np.zeros((24, 16), np.float32)}, "is of no layer"),
-        ({}, {"blk.1.ffn_up": np.zeros((24, 8), np.float32)}, "has the shape"),
+        ({}, {"blk.1.ffn_up": np.zeros((24, 8), np.float32)}, "has shape"),
     ],
 )
 def test_a_file_that_lies_is_one_sentence(tmp_path: Path, change: dict, tensors: dict, told: str) -> None:
