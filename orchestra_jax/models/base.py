@@ -154,7 +154,6 @@ class DecoderConfig(ABC):
     def to_hf(self) -> dict[str, Any]:
         """Return a `config.json` that transformers 4 and 5 and SGLang read; its dtype is that of the parameters."""
         scaled = self.rope_scaling and self.rope_scaling.to_hf()
-        windowed = self.always_limited or "use_sliding_window" in self.fixed  # families whose config.json has a window
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -177,7 +176,7 @@ class DecoderConfig(ABC):
             "tie_word_embeddings": self.tie_word_embeddings,
             "torch_dtype": self.param_dtype,
             "use_cache": True,
-            **({"sliding_window": None} if windowed else {}),
+            **({"sliding_window": None} if self.always_limited or "use_sliding_window" in self.fixed else {}),
         }
 
     @classmethod

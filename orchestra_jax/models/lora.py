@@ -289,8 +289,7 @@ def _with_adapters(
 
 
 def _check_tree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    fix = "give those of this base, its scan_layers and its LoRA"
-    check_leaves(wanted, found, "adapter", "the base and the rank need", fix)
+    check_leaves(wanted, found, "adapter", "give those of this base, its scan_layers and its LoRA's rank")
 
 
 def _adapter_sources(config: DecoderConfig, lora: LoRA) -> dict[str, Any]:

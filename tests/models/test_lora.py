@@ -314,7 +314,7 @@ def test_adapters_of_another_base_are_refused(tmp_path) -> None:
             function(base, adapters, LoRA(3, 8.0, ("q", "v")))
         with pytest.raises(ValueError, match=r"have no 'layers/down/lora_a'"):
             function(base_of(LAYOUTS[1]), adapters, SOME)
-        with pytest.raises(ValueError, match=r"'layers_0/down/lora_a' has shape \(40, 3\), but .* need \(40, 5\)"):
+        with pytest.raises(ValueError, match=r"'layers_0/down/lora_a' has shape \(40, 3\), but needs \(40, 5\)"):
             function(base, adapters, LoRA(5, 8.0, SOME.targets))
     with pytest.raises(ValueError, match=r"have an unexpected 'layers_1/down/lora_a'"):
         save_peft(tmp_path / "adapter", CONFIG.replace(num_layers=1), adapters, SOME, "base")

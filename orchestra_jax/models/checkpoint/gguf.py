@@ -61,7 +61,7 @@ def convert(source: Path, folder: Path, *, dtype: str = "float32", overwrite: bo
         config = _config(fields, tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
         _check_count(config, reader.tensors)
         params = _params(config, reader.tensors)
-        check_leaves(abstract_params(config), params, "parameter", "the file's fields need", "give a whole Llama")
+        check_leaves(abstract_params(config), params, "parameter", "give a whole Llama")
         tokenizer = build_tokenizer(fields)
     except OSError:
         raise

@@ -68,7 +68,13 @@ def save(
     """
     folder = Path(folder).absolute()
     tensors = host_tensors(config, params, dtype)
-    files, place = split(tensors, max_shard_bytes), whole_folder(folder, overwrite=overwrite)
+    files = split_state_dict_into_shards_factory(
+        {tensor.name: tensor for tensor in tensors},
+        get_storage_size=lambda tensor: tensor.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    place = whole_folder(folder, overwrite=overwrite)
     several = jax.process_count() > 1 and not alone
     if several:
         from orchestra_jax.models.checkpoint.together import written_together
@@ -158,7 +164,7 @@ def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None
     """Return every tensor of a checkpoint, none of them cast or gathered yet; arguments and errors as in `save`."""
     has = f"num_layers={config.num_layers}, scan_layers={config.scan_layers}"
     config_of_them = f"save with the config they have, not {has}, tie_word_embeddings={config.tie_word_embeddings}"
-    check_leaves(abstract_params(config), params, "parameter", "the config needs", config_of_them)
+    check_leaves(abstract_params(config), params, "parameter", config_of_them)
     tensors: list[HostTensor] = []
 
     def add(source: Source, param: Any) -> None:
@@ -170,40 +176,22 @@ def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None
     return tensors
 
 
-def check_leaves(wanted: Mapping[str, Any], found: Mapping[str, Any], kind: str, needs: str, fix: str) -> None:
-    """Raise ValueError unless `found` has the leaves and shapes of `wanted`, in a dtype that a file can hold.
-
-    Args:
-        kind: what the error calls a leaf, such as "parameter".
-        needs: who wants them, such as "the config needs".
-        fix: what to do about other leaves or shapes.
-    """
-
-    def by_path(tree: Mapping[str, Any]) -> dict[str, Any]:
-        leaves = jax.tree_util.tree_leaves_with_path(dict(tree))
-        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-    wanted, found = by_path(wanted), by_path(found)
-    if wanted.keys() != found.keys():
-        what = "no" if wanted.keys() - found.keys() else "an unexpected"
-        path = min(wanted.keys() - found.keys() or found.keys() - wanted.keys())
-        raise ValueError(f"The {kind}s have {what} {path!r}; {fix}.")
+def check_leaves(wanted: Mapping[str, Any], found: Mapping[str, Any], kind: str, fix: str) -> None:
+    """Raise ValueError unless `found` has the leaves and shapes of `wanted`, in a dtype that a file can hold."""
+    wanted, found = (
+        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+        for tree in (dict(wanted), dict(found))
+    )
+    missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+    if missing or unexpected:
+        what = "no" if missing else "an unexpected"
+        raise ValueError(f"The {kind}s have {what} {min(missing or unexpected)!r}; {fix}.")
     for path, leaf in wanted.items():
         name = f"{kind.capitalize()} {path!r}"
         if found[path].shape != leaf.shape:
-            raise ValueError(f"{name} has shape {found[path].shape}, but {needs} {leaf.shape}; {fix}.")
+            raise ValueError(f"{name} has shape {found[path].shape}, but needs {leaf.shape}; {fix}.")
         if str(found[path].dtype) not in DTYPES.values():
             raise ValueError(f"{name} is {found[path].dtype}; cast it to one of {', '.join(DTYPES.values())}.")
-
-
-def split(tensors: Sequence[HostTensor], max_bytes: int = SHARD_BYTES) -> StateDictSplit:
-    """Return which file holds which tensors."""
-    return split_state_dict_into_shards_factory(
-        {tensor.name: tensor for tensor in tensors},
-        get_storage_size=lambda tensor: tensor.nbytes,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=max_bytes,
-    )
 
 
 def write_files(

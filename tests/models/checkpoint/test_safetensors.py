@@ -316,7 +316,7 @@ def test_refuses_parameters_of_another_config(tmp_path) -> None:
         ValueError, match=r"have no 'layers/.*; save with .* they have, not num_layers=2, scan_layers=True"
     ):
         save(tmp_path / "model", CONFIG.replace(scan_layers=True), params)
-    with pytest.raises(ValueError, match=r"'embed' has shape \(300, 16\), but the config needs \(299, 16\)"):
+    with pytest.raises(ValueError, match=r"'embed' has shape \(300, 16\), but needs \(299, 16\)"):
         save(tmp_path / "model", CONFIG.replace(vocab_size=299), params)
     with pytest.raises(ValueError, match="'embed' is int8; cast it to one of float32, bfloat16, float16"):
         save(tmp_path / "model", CONFIG, params | {"embed": params["embed"].astype(jnp.int8)})
