@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess
+from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.models import decoder
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.models.qwen3 import Qwen3Config
@@ -46,6 +48,12 @@ def random_params(seed: int, config=CONFIG):
 
 
 PARAMS = [random_params(seed) for seed in (0, 1)]
+
+
+def engine_on(servers, folder, **options) -> SGLangEngine:
+    """An engine on servers that hold `CONFIG`, whose new weights travel through the folder."""
+    settings = {"max_length": LENGTH, "vocab_size": CONFIG.vocab_size, "weight_sync": DiskWeightSync(CONFIG, folder)}
+    return SGLangEngine([server.url for server in servers], **(settings | options))
 
 
 @pytest.fixture(scope="session")

@@ -10,21 +10,13 @@ import numpy as np
 import pytest
 
 from orchestra_jax.engines.base import SamplingParams
-from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import reviver
-from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.io.http_json import JsonClient
 from tests.engines.contract import EngineContract, Subject, prompt_of
-from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS
+from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS, engine_on
 
 pytestmark = pytest.mark.sglang
 TOKENS = LENGTH - 12  # of a generation that something happens to
-
-
-def engine_on(servers, folder, **options):
-    urls = [server.url for server in servers]
-    settings = {"max_length": LENGTH, "vocab_size": CONFIG.vocab_size, "weight_sync": DiskWeightSync(CONFIG, folder)}
-    return SGLangEngine(urls, **(settings | options))
 
 
 def subject_of(engine):

@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import reviver
-from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from tests.engines.contract import Subject, prompt_of
 from tests.engines.sglang.stub import one
-from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS
+from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS, engine_on
 
 pytestmark = pytest.mark.sglang
 
@@ -20,10 +18,7 @@ LEARNER = Subject(NO_ENGINE, CONFIG, PARAMS[0], PARAMS[1], LENGTH)
 
 @pytest.fixture
 async def engine(victim, tmp_path):
-    found = SGLangEngine(
-        [victim.url], max_length=LENGTH, vocab_size=CONFIG.vocab_size, weight_sync=DiskWeightSync(CONFIG, tmp_path),
-        revive=reviver([victim]),
-    )  # fmt: skip
+    found = engine_on([victim], tmp_path, revive=reviver([victim]))
     await found.update_weights(PARAMS[0], 0)
     yield found
     await found.close()

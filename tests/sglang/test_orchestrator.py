@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from orchestra_jax.config.compose import compose
-from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import SGLangProcess
-from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.models.checkpoint import safetensors
 from orchestra_jax.rollout.parsing import OPEN
 from orchestra_jax.training.evaluate import evaluate
-from tests.sglang.conftest import CONFIG, LENGTH, PARAMS, START_SECONDS
+from tests.sglang.conftest import CONFIG, PARAMS, START_SECONDS, engine_on
 from tests.sglang.talker import RIGHT, WRONG, talking
 
 pytestmark = pytest.mark.sglang
@@ -62,9 +60,7 @@ async def test_a_stock_server_with_its_parser_orchestrates_like_our_engine(
     safetensors.save(policy, replace(CONFIG, max_position_embeddings=4096), params)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / name, policy / name)
-    engine = SGLangEngine(
-        [victim.url], max_length=LENGTH, vocab_size=CONFIG.vocab_size, weight_sync=DiskWeightSync(CONFIG, tmp_path)
-    )
+    engine = engine_on([victim], tmp_path)
     async with asyncio.timeout(START_SECONDS):
         await engine.update_weights(params, 1)
         model = (f"{victim.url}/v1", "evaluation.endpoint.model=policy", *PRICE)
