@@ -4,30 +4,16 @@ import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.training.subject import Subject, subject_of
+from orchestra_jax.training.subject import subject_of
+
+if TYPE_CHECKING:
+    from orchestra_jax.serving.canary import Canary
+    from orchestra_jax.serving.orchestrator import Orchestrator
 
 _LOOK_S = 2.0  # between two looks
-
-
-class TakesUp(Protocol):
-    """An orchestrator, or a canary, that other weights are given to."""
-
-    @property
-    def subject(self) -> Subject:
-        """The policy that it has."""
-        ...
-
-    @property
-    def policy(self) -> str:
-        """Name of its weights."""
-        ...
-
-    def take_up(self, subject: Subject) -> None:
-        """Take other weights; raise ConfigError where they cannot be taken."""
-        ...
 
 
 class Follower:
@@ -38,7 +24,7 @@ class Follower:
         folder: folder of a run, whose exported policy is taken, or of a checkpoint.
     """
 
-    def __init__(self, orchestrator: TakesUp, folder: Path) -> None:
+    def __init__(self, orchestrator: "Orchestrator | Canary", folder: Path) -> None:
         self._orchestrator, self._folder = orchestrator, folder
         self._seen, self._tried = "", orchestrator.subject.identity()
 
