@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def _limits(cfg: WorldConfig, licence: str | None) -> Iterator[str]:
 def _use(kept: Mapping[str, Any], name: str) -> Iterator[str]:
     starts = kept["starts"]
     words = [word for word in _shown(starts[0].get("overrides") or () if starts else ()) if _WORLD.match(word)]
-    given = "".join(f" {_quoted(word)}" for word in words)
+    given = "".join(f" {shlex.quote(word)}" for word in words)
     yield from ("```bash", 'pip install "orchestra-jax[serve]"')
     yield from (
         f'orchestra-jax ask {name} "a question"{given}',
@@ -193,7 +194,3 @@ def _shown(words: Sequence[str]) -> list[str]:
     """Return settings without files, addresses and folders of the machine of the training."""
     kept = [word for word in words if not re.match(r"(?:output_dir|model\.path|policy|checkpoint|compilation)\b", word)]
     return [_FILE.sub("FILE", _ADDRESS.sub("ADDRESS", word)) for word in kept]
-
-
-def _quoted(word: str) -> str:
-    return word if re.fullmatch(r"[\w.+=/:-]+", word) else "'" + word.replace("'", "'\\''") + "'"
