@@ -97,13 +97,10 @@ def dollars(usd: float) -> str:
     return f"${usd:.2f}" if usd >= 0.995 or not usd else f"${usd:.4f}" if usd >= 0.00995 else f"${usd:.6f}"
 
 
-def begun(step: CallStep) -> str:
-    """Return what is told when a call begins."""
-    return f"{step.tool}({arguments(step)})"
-
-
-def ended(step: CallStep) -> str:
-    """Return what is told when a call has ended."""
+def told(step: CallStep) -> str:
+    """Return what is told of a call: that it begins, or that it has ended."""
+    if step.result is None:
+        return f"{step.tool}({arguments(step)})"
     said = [step.model] if step.model else []
     said += ["refused"] if step.refused else []
     return f" {', '.join([*said, f'{step.seconds:.1f} s', dollars(step.usd)])}\n"

@@ -1,7 +1,10 @@
 """Errors of the OpenAI API, and the checks of a request's fields that raise them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from orchestra_jax.io.foreign_json import MOST_BYTES, read_json
+from orchestra_jax.io.untrusted import Unreadable
 
 
 class RequestError(Exception):
@@ -35,6 +38,23 @@ class RequestError(Exception):
     def body(self) -> dict[str, Any]:
         """Body of the response."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def read_body(content: bytes, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the JSON object of a request's body; raise RequestError: it is none, or longer."""
+    try:
+        body = read_json(content, most_bytes)
+    except Unreadable as error:
+        raise RequestError(400, f"The body is no JSON that can be read: {error}.", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise RequestError(400, "The body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def no_model(name: str, known: Iterable[str]) -> RequestError:
+    """Return the error of a model that is not here."""
+    words = f"There is no model {name!r} here; here are {', '.join(known)}."
+    return RequestError(404, words, param="model", code="model_not_found")
 
 
 def typed(body: Mapping[str, Any], key: str, kind: type, words: str, above: str = "") -> Any:

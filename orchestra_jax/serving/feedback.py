@@ -11,10 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, select, update
 
-from orchestra_jax.io.foreign_json import read_json
-from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.serving.database import REQUESTS, VERDICTS, ServerDatabase, dollars
-from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
+from orchestra_jax.serving.errors import RequestError, read_body, typed, unsupported, wrong
 from orchestra_jax.serving.keys import Key
 from orchestra_jax.tools.answers import extract_answer, matches
 
@@ -41,12 +39,7 @@ class Feedback:
 
 def read_feedback(content: bytes) -> Feedback:
     """Read the body of a request; raise RequestError: it is none."""
-    try:
-        body = read_json(content)
-    except Unreadable as error:
-        raise RequestError(400, f"The body is no JSON that can be read: {error}.", code="invalid_json") from None
-    if not isinstance(body, dict):
-        raise RequestError(400, "The body must be a JSON object.", code="invalid_json")
+    body = read_body(content)
     if unknown := [key for key in body if key not in _FIELDS]:
         raise unsupported(unknown[0], f"feedback has {', '.join(_FIELDS)}")
     name, correct = typed(body, "id", str, "a text"), typed(body, "correct", str, "a text")

@@ -18,12 +18,12 @@ from starlette.routing import Route
 
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving import wire
-from orchestra_jax.serving.answers import Answer, CallStep, begun, ended
+from orchestra_jax.serving.answers import Answer, CallStep, told
 from orchestra_jax.serving.asking import QuestionError
 from orchestra_jax.serving.canary import Canary
 from orchestra_jax.serving.database import ServerDatabase
 from orchestra_jax.serving.dearest import DEAREST, DearestModel
-from orchestra_jax.serving.errors import RequestError, wrong
+from orchestra_jax.serving.errors import RequestError, no_model, wrong
 from orchestra_jax.serving.feedback import keep, read_feedback
 from orchestra_jax.serving.keys import Key, KeyRing, digest
 from orchestra_jax.serving.ledger import ServedPurse
@@ -146,12 +146,7 @@ class ChatServer:
         """Describe one of the models."""
         name = request.path_params["name"]
         if name not in self._names:
-            raise RequestError(
-                404,
-                f"There is no model {name!r} here; here are {', '.join(self._names)}.",
-                param="model",
-                code="model_not_found",
-            )
+            raise no_model(name, self._names)
         return JSONResponse(self._model(name))
 
     async def feedback(self, request: Request) -> Response:
@@ -265,9 +260,8 @@ class ChatServer:
                 if step is None:
                     yield ": under way\n\n"
                 elif isinstance(step, CallStep):
-                    words = begun(step) if step.result is None else ended(step)
-                    told = {"orchestra": {"call": wire.shown_call(step)}} if asked.trace else {}
-                    yield _line(wire.chunk(asked, name, {"reasoning_content": words}) | told)
+                    shown = {"orchestra": {"call": wire.shown_call(step)}} if asked.trace else {}
+                    yield _line(wire.chunk(asked, name, {"reasoning_content": told(step)}) | shown)
                 else:
                     answer = step if step is first else self._ended_as(step, policy)
                     said: dict[str, Any] = {"content": answer.answer or ""}

@@ -9,7 +9,7 @@ from orchestra_jax.config.exit_status import HALTED, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Message
 from orchestra_jax.money.budgets import BudgetExceeded
-from orchestra_jax.serving.answers import Answer, CallStep, begun, ended
+from orchestra_jax.serving.answers import Answer, CallStep, told
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.training.stopping import end_now, handling
 from orchestra_jax.types import OutOfTime, ReplayMiss
@@ -78,7 +78,7 @@ def _streamed(orchestrator: Orchestrator, question: str, options: Mapping[str, A
     """Tell each call as it comes, and print the answer."""
     for step in orchestrator.stream(question, **options):
         if isinstance(step, CallStep) and sys.stderr.isatty():
-            sys.stderr.write(begun(step) if step.result is None else ended(step))
+            sys.stderr.write(told(step))
             sys.stderr.flush()
         elif isinstance(step, Answer):
             if step.answer is None:

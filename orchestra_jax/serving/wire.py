@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestra_jax.io.foreign_json import read_json
-from orchestra_jax.io.untrusted import Unreadable
 from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.serving.conversation import read_conversation, read_tools
-from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
+from orchestra_jax.serving.errors import RequestError, no_model, read_body, typed, unsupported, wrong
 from orchestra_jax.types import Status
 
 MOST_BYTES = 4 << 20  # of a request's body, whatever the context
@@ -81,12 +79,7 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str], others: Sequ
     Raises:
         RequestError: it is none, or has something that is not supported.
     """
-    try:
-        body = read_json(content, MOST_BYTES)
-    except Unreadable as error:
-        raise RequestError(400, f"The body is no JSON that can be read: {error}.", code="invalid_json") from None
-    if not isinstance(body, dict):
-        raise RequestError(400, "The body must be a JSON object.", code="invalid_json")
+    body = read_body(content, MOST_BYTES)
     for key, value in body.items():
         _check_field(key, value)
     extra = _object(body, "orchestra")
@@ -142,10 +135,7 @@ def _wish(
         return given
     wish = model.removeprefix(f"{name}:")
     if wish == model or wish not in wishes:
-        names = ", ".join([name, *(f"{name}:{each}" for each in wishes), *others])
-        raise RequestError(
-            404, f"There is no model {model!r} here; here are {names}.", param="model", code="model_not_found"
-        )
+        raise no_model(model, [name, *(f"{name}:{each}" for each in wishes), *others])
     if given is not None and given != wish:
         raise RequestError(
             400, f"The model {model} and orchestra.wish name two wishes: give one.", param="orchestra.wish"
