@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ from orchestra_jax.models.checkpoint.hf_names import Source, sources
 from orchestra_jax.models.checkpoint.safetensors import DTYPES, INDEX, ONE_FILE
 from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.families import FAMILIES, ModelFamily
-
-if TYPE_CHECKING:
-    from orchestra_jax.models.sharding import ShardingRules
 
 _ROWS = 128  # read at once: transposing by narrow bands is 3x faster than as a whole, and needs no second buffer
 
@@ -63,7 +60,6 @@ def read_config(source: str | Path, family: ModelFamily | None = None, **overrid
 def read(
     folder: str | Path,
     mesh: Mesh | None = None,
-    rules: "ShardingRules | None" = None,
     family: ModelFamily | None = None,
     **overrides: Any,
 ) -> tuple[DecoderConfig, dict[str, Any]]:
@@ -72,7 +68,6 @@ def read(
     Args:
         folder: holds config.json and the safetensors files; or a model's id on the hub.
         mesh: devices for the parameters; None: JAX's default device.
-        rules: rules that split them over the mesh; None: the default `ShardingRules`.
         family: the model's family; None: the registered one that config.json names.
         overrides: fields of the config, such as scan_layers, remat or attention, which config.json does not hold.
             `param_dtype` casts while reading and is the files' own dtype if absent (the widest, if they mix);
@@ -100,9 +95,9 @@ def read(
         abstract = abstract_params(config)
         if mesh is None:
             return config, jax.tree.map(lambda s, p: read_parameter(s, p, None, tensors), wanted, abstract)
-        from orchestra_jax.models.sharding import MeshSharding, ShardingRules
+        from orchestra_jax.models.sharding import MeshSharding
 
-        shardings = MeshSharding(mesh, rules or ShardingRules()).params(abstract, config.axes)
+        shardings = MeshSharding(mesh).params(abstract, config.axes)
         return config, jax.tree.map(functools.partial(read_parameter, tensors=tensors), wanted, abstract, shardings)
 
 

@@ -15,7 +15,7 @@ from orchestra_jax.models.checkpoint import load, reading, safetensors, save
 from orchestra_jax.models.checkpoint.hf_names import TURNED
 from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
+from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from orchestra_jax.processes.several import on_host
 from tests.models.trees import assert_same, drawn_params, to_tensors
 
@@ -114,11 +114,11 @@ def test_dtypes(folder, tmp_path) -> None:
 @pytest.mark.parametrize("scan", [False, True])
 def test_sharded(sizes, scan, folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(reading, "_ROWS", 7)  # bands that end within a shard
-    mesh, rules = make_mesh(*sizes), ShardingRules(layers="data")
-    config, params = load(folder, mesh, rules=rules, scan_layers=scan)
+    mesh = make_mesh(*sizes)
+    config, params = load(folder, mesh, scan_layers=scan)
     _, local = load(folder, scan_layers=scan)
     assert_same(params, local)
-    assert jax.tree.map(lambda x: x.sharding, params) == MeshSharding(mesh, rules).params(local)
+    assert jax.tree.map(lambda x: x.sharding, params) == MeshSharding(mesh).params(local)
     save(tmp_path / "again", config, params)
     assert_same(load_file(tmp_path / "again/model.safetensors"), load_file(folder / "model.safetensors"))
     # Replicas may share a host buffer; donating them must not touch each other or the files.
