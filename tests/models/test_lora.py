@@ -15,13 +15,14 @@ from orchestra_jax.models import saved_tokenizer, tokenizer
 from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.models.lora import LoRA, abstract_adapters, attach, init_adapters, load_peft, merge, save_peft
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
+from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from tests.models.trees import assert_same, drawn_params, to_params, to_tensors
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=61, num_layers=2, hidden_size=32, intermediate_size=40, head_dim=12)
 LAYOUTS = [CONFIG, CONFIG.replace(scan_layers=True)]
 REMAT = [CONFIG.replace(remat="full"), CONFIG.replace(scan_layers=True, remat="dots")]  # for what is differentiated
 ALL, SOME = LoRA(4, 6.0), LoRA(3, 8.0, ("v", "q", "down"))
+LAST = LoRA(4, 6.0, ("q", "v", "down"), layers=1)
 Q_A = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
 needs_8 = pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
 
@@ -176,9 +177,9 @@ def test_without_adapters_the_program_is_the_same() -> None:
 @pytest.mark.parametrize("scan", [False, True])
 def test_sharded_like_their_targets(scan, tmp_path) -> None:
     config = CONFIG.replace(scan_layers=scan)
-    mesh, rules = make_mesh(1, 4, 2), ShardingRules()
+    sharding = MeshSharding(make_mesh(1, 4, 2))
     base, adapters = base_of(config), trained(config, ALL)
-    shardings = MeshSharding(mesh, rules).params(abstract_adapters(config, ALL))
+    shardings = sharding.params(abstract_adapters(config, ALL))
     stack = (None,) if scan else ()
     layer = shardings["layers" if scan else "layers_0"]
     assert layer["q"]["lora_a"].spec == P(*stack, "fsdp", None)
@@ -186,7 +187,7 @@ def test_sharded_like_their_targets(scan, tmp_path) -> None:
     assert layer["down"]["lora_a"].spec == P(*stack, "tensor", None)
     assert layer["down"]["lora_b"].spec == P(*stack, None, "fsdp")
     attached = attach(base, adapters, ALL)
-    spread = jax.device_put(attached, MeshSharding(mesh, rules).params(attached))
+    spread = jax.device_put(attached, sharding.params(attached))
     np.testing.assert_allclose(run(spread, config), run(attached, config), atol=2e-5)
     there = jax.device_put(adapters, shardings)
     save_peft(tmp_path / "adapter", config, there, ALL, "base")
@@ -402,8 +403,7 @@ def test_wrong_config_files(folder, tmp_path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("lora", [ALL, SOME])
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(("scan", "lora"), [(False, ALL), (False, SOME), (False, LAST), (True, ALL), (True, SOME)])
 def test_peft_computes_the_same(scan, lora, tmp_path) -> None:
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from orchestra_jax.models.lora import LoRA, attach, load_peft, merge, save_peft
-from tests.models.test_lora import CONFIG, TOKENS, base_of, loss, run, trained
-from tests.models.trees import assert_same, to_params, to_tensors
+from tests.models.test_lora import CONFIG, LAST, base_of, loss, run, trained
+from tests.models.trees import assert_same
 
-LAST = LoRA(4, 6.0, ("q", "v", "down"), layers=1)
 EVERY = LoRA(4, 6.0, ("q", "v", "down"))
 
 
@@ -50,26 +49,3 @@ def test_layers_that_cannot_be_adapted_are_refused() -> None:
         trained(CONFIG, LoRA(4, 6.0, layers=3))
     with pytest.raises(ValueError, match=r"some layers of a stack: set model\.scan_layers=false"):
         trained(CONFIG.replace(scan_layers=True), LAST)
-
-
-@pytest.mark.torch
-def test_peft_computes_the_same(tmp_path) -> None:
-    torch = pytest.importorskip("torch")
-    peft = pytest.importorskip("peft")
-    transformers = pytest.importorskip("transformers")
-    base, adapters = base_of(CONFIG), trained(CONFIG, LAST)
-    save_peft(tmp_path / "adapter", CONFIG, adapters, LAST, "base")
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**CONFIG.to_hf(), attn_implementation="eager"))
-    model.load_state_dict({k: torch.tensor(v) for k, v in to_tensors(base, CONFIG).items()}, strict=False)
-    adapted = peft.PeftModel.from_pretrained(model.eval(), tmp_path / "adapter").eval()
-    with torch.no_grad():
-        want = adapted(torch.tensor(np.asarray(TOKENS))).logits.numpy()
-    assert np.abs(run(attach(base, adapters, LAST), CONFIG) - want).max() < 1e-4
-    adapted.save_pretrained(tmp_path / "theirs")
-    found, back = load_peft(tmp_path / "theirs", CONFIG)
-    assert found == LAST
-    assert_same(back, adapters)
-    with torch.no_grad():
-        merged = {name: weight.numpy() for name, weight in adapted.merge_and_unload().state_dict().items()}
-    ours = merge(base, adapters, LAST)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours, to_params(merged, CONFIG))

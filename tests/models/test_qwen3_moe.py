@@ -14,7 +14,7 @@ from orchestra_jax.models.decoder import abstract_params, forward
 from orchestra_jax.models.experts import expert_mlps, load_balancing_loss, route, routing_metrics
 from orchestra_jax.models.lora import LoRA, abstract_adapters
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig, router_logits
-from orchestra_jax.models.sharding import MeshSharding, ShardingRules, make_mesh
+from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from orchestra_jax.models.sizes import num_params
 from tests.models.trees import drawn_params, to_params, to_tensors
 
@@ -113,12 +113,12 @@ GRADIENTS = jax.jit(jax.value_and_grad(value, has_aux=True), static_argnums=(1, 
 @pytest.mark.skipif(jax.device_count() != 8, reason="needs the 8 virtual devices of conftest.py")
 def test_experts_split_over_devices_give_the_same() -> None:
     (_, want), expected = GRADIENTS(weights(), CONFIG, TOKENS)
-    mesh, rules = make_mesh(2, 2, 2), ShardingRules()
-    placed = jax.device_put(weights(), MeshSharding(mesh, rules).params(abstract_params(CONFIG), axes=CONFIG.axes))
+    sharding = MeshSharding(make_mesh(2, 2, 2))
+    placed = jax.device_put(weights(), sharding.params(abstract_params(CONFIG), axes=CONFIG.axes))
     up = placed["layers"]["experts_up"]["kernel"]
     assert up.sharding.shard_shape(up.shape) == (2, 4, 8, 8)
-    tokens = jax.device_put(TOKENS, MeshSharding(mesh, rules).batch)
-    compiled = GRADIENTS.lower(placed, CONFIG, tokens, MeshSharding(mesh, rules)).compile()
+    tokens = jax.device_put(TOKENS, sharding.batch)
+    compiled = GRADIENTS.lower(placed, CONFIG, tokens, sharding).compile()
     (_, got), grads = compiled(placed, tokens)
     np.testing.assert_allclose(got, want, atol=2e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, expected)

@@ -27,20 +27,19 @@ def test_mesh_sizes() -> None:
 
 @needs_8
 def test_rules_by_name() -> None:
-    mesh, rules = make_mesh(2, 2, 2), ShardingRules()
-    specs = jax.tree.map(lambda s: s.spec, MeshSharding(mesh, rules).params(abstract_params(CONFIG)))
+    sharding = MeshSharding(make_mesh(2, 2, 2))
+    specs = jax.tree.map(lambda s: s.spec, sharding.params(abstract_params(CONFIG)))
     layer = specs["layers_0"]
     assert specs["embed"] == P("tensor", "fsdp")
     assert (layer["q"]["kernel"], layer["o"]["kernel"]) == (P("fsdp", "tensor"), P("tensor", "fsdp"))
     assert (layer["gate"]["kernel"], layer["down"]["kernel"]) == (P("fsdp", "tensor"), P("tensor", "fsdp"))
     assert layer["q_norm"] == specs["norm"] == P(None)
-    stacked = MeshSharding(mesh, rules).params(abstract_params(CONFIG.replace(scan_layers=True)))
+    stacked = sharding.params(abstract_params(CONFIG.replace(scan_layers=True)))
     assert stacked["layers"]["up"]["kernel"].spec == P(None, "fsdp", "tensor")
-    odd = MeshSharding(mesh, rules).params(abstract_params(CONFIG.replace(vocab_size=63)))
+    odd = sharding.params(abstract_params(CONFIG.replace(vocab_size=63)))
     assert odd["embed"].spec == P(None, "fsdp")
-    assert MeshSharding(mesh, ShardingRules(embed=None)).params(abstract_params(CONFIG))["embed"].spec == P(
-        "tensor", None
-    )
+    whole = MeshSharding(sharding.mesh, ShardingRules(embed=None)).params(abstract_params(CONFIG))
+    assert whole["embed"].spec == P("tensor", None)
 
 
 @needs_8
@@ -90,12 +89,12 @@ def test_sharded_loss_and_gradients_equal_one_device(sizes: tuple[int, int, int]
     # Without a scan a second layer is traced and compiled as the first one is.
     depth = {"num_layers": 2 if scan else 1, "scan_layers": scan, "remat": "full" if scan else "none"}
     config = CONFIG.replace(**depth, tie_word_embeddings=not scan)
-    mesh, rules = make_mesh(*sizes), ShardingRules()
-    shardings = MeshSharding(mesh, rules).params(abstract_params(config))
+    sharding = MeshSharding(make_mesh(*sizes))
+    shardings = sharding.params(abstract_params(config))
     params = jax.jit(init_params, static_argnums=0, out_shardings=shardings)(config, jax.random.key(0))
     local, expected_value, expected = on_one_device(config)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), params, local)
     step = jax.jit(value_and_gradients(config), static_argnums=2, out_shardings=(None, shardings))
-    value, grads = step(params, jax.device_put(TOKENS, MeshSharding(mesh, rules).batch), MeshSharding(mesh, rules))
+    value, grads = step(params, jax.device_put(TOKENS, sharding.batch), sharding)
     assert float(value) == pytest.approx(float(expected_value), abs=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, expected)
