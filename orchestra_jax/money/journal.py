@@ -63,7 +63,7 @@ class Journal:
             file.unlink()
         return added([self.paid, self.in_flight, *taken])
 
-    async def durable(self, worst: Usage) -> None:
+    async def durable(self, call: int, worst: Usage) -> None:
         """Wait until the note of a call that may cost money would survive a loss of power; callers share one sync."""
         wanted = self._written if worst.cost_usd else 0
         while self._durable < wanted:

@@ -31,7 +31,7 @@ class Reservation:
                 return
             with self._budget._lock:
                 self._number = journal.reserve(self._worst)
-            await queued(journal.durable(self._worst))
+            await queued(journal.durable(self._number, self._worst))
         except OSError as error:
             self.release()
             raise _unwritable(error) from error

@@ -146,7 +146,7 @@ async def test_a_call_that_the_disk_notes_while_the_client_closes_is_not_sent(tm
     money, sent, noting, noted = Budget(bill=tmp_path / "spent.jsonl"), list[int](), asyncio.Event(), asyncio.Event()
     journal, calls = money.journal, PaidCalls(Limiter(1), replay=None, timeout_s=60.0, retries=0)
 
-    async def durable(worst: Usage) -> None:
+    async def durable(call: int, worst: Usage) -> None:
         noting.set()
         await noted.wait()
 
