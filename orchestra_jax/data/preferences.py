@@ -135,5 +135,5 @@ def own_pair(kind: str, split: str, instruction: str) -> Pair:
 
 
 def make_preference(kind: str, tools: Sequence[ToolSpec], instruction: str) -> Preference:
-    """Return one of our own kinds of preference, but for a maker, in any words for a menu."""
+    """Return a preference of one of our own kinds, in any words; the kind "maker" is not among them."""
     return replace(own_pair(kind, "train", "").preference(tools), instruction=instruction)

@@ -176,6 +176,7 @@ class DecoderConfig(ABC):
             "tie_word_embeddings": self.tie_word_embeddings,
             "torch_dtype": self.param_dtype,
             "use_cache": True,
+            # Families that may have a sliding window say that they have none.
             **({"sliding_window": None} if self.always_limited or "use_sliding_window" in self.fixed else {}),
         }
 

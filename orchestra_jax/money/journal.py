@@ -54,7 +54,7 @@ class Journal:
         self._write({"call": call} if billed is None else {"call": call, "name": billed.name, "paid": _amount(billed)})
 
     def spent_before(self, lost: Sequence[Path]) -> State:
-        """Return what was spent before a restart, also by `lost` bills, which are noted here for good and removed."""
+        """Return what was spent before a restart. The bills of lost processes are noted here for good and removed."""
         taken = [part for file in lost for part in read_bill(file)]
         if lost:
             self._write({"spent": added(taken)})

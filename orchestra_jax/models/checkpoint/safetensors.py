@@ -163,8 +163,8 @@ def _cut(param: Array, place: tuple[int, ...], *, transpose: bool, dtype: str) -
 def host_tensors(config: DecoderConfig, params: Params, dtype: str | None = None) -> list[HostTensor]:
     """Return every tensor of a checkpoint, none of them cast or gathered yet; arguments and errors as in `save`."""
     has = f"num_layers={config.num_layers}, scan_layers={config.scan_layers}"
-    config_of_them = f"save with the config they have, not {has}, tie_word_embeddings={config.tie_word_embeddings}"
-    check_leaves(abstract_params(config), params, "parameter", config_of_them)
+    fix = f"save with the config they have, not {has}, tie_word_embeddings={config.tie_word_embeddings}"
+    check_leaves(abstract_params(config), params, "parameter", fix)
     tensors: list[HostTensor] = []
 
     def add(source: Source, param: Any) -> None:
