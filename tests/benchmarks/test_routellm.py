@@ -108,7 +108,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     rows = [f"q{n},law,Which {n}?,{n % 2 == 0},{n % 3 > 0}" for n in range(30)]
     table.write_text("\n".join([f"id,family,question,{CHEAP},{STRONG}", *rows]) + "\n")
     monkeypatch.syspath_prepend(str(Path(routellm.__file__).parent))  # as for a script
-    cfg = compose("+experiment=routellm", f"env.options.path={table}", f"output_dir={tmp_path / 'run'}", LAYER)
+    words = f"env.options.path={table}", f"output_dir={tmp_path / 'run'}", LAYER, "warm_start.demonstrations=8"
+    cfg = compose("+experiment=routellm", *words)
     chat = make_chat(cfg)
     model = preset_config(cfg.model, vocab_size=len(chat.tokenizer))
     policy = tmp_path / "run" / "policy"

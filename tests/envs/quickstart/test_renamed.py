@@ -22,7 +22,7 @@ from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.types import ToolCall
 from tests.envs.quickstart.posed import names, use
 
-CFG = compose("+experiment=new_tools", "evaluation.swap_questions=8")
+CFG = compose("+experiment=new_tools", "evaluation.swap_questions=8", "warm_start.demonstrations=1000")
 TRAINED, HELD_OUT = (set(chain(*NAMES[split])) for split in ("train", "eval"))
 
 
