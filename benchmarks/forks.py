@@ -49,9 +49,13 @@ def main() -> None:
     parser.add_argument("--thought", type=int, default=24, help="tokens that a turn samples")
     parser.add_argument("--rows", type=int, default=1536, help="tokens of a packed row")
     parser.add_argument("--members", type=int, default=2, help="trajectories")
+    parser.add_argument("--width", type=int, default=1024, help="of the policy")
     parser.add_argument("--repeat", type=int, default=3)
-    given = parse(parser, "--turns", "3", "--tokens", "96", "--thought", "8", "--rows", "160", "--repeat", "1")
-    model = Qwen3Config(VOCAB, 1024, 3072, 2, 8, 2, 64, tie_word_embeddings=True, scan_layers=True, remat="full")
+    smoke = "--turns 3 --tokens 96 --thought 8 --rows 160 --repeat 1 --width 64"
+    given = parse(parser, *smoke.split())
+    model = Qwen3Config(
+        VOCAB, given.width, 3 * given.width, 2, 8, 2, 64, tie_word_embeddings=True, scan_layers=True, remat="full"
+    )
     record = optax.GradientTransformation(lambda p: p, lambda grads, state, params=None: (grads, grads))
     learner = Learner(model, LearnerConfig(LossConfig("grpo"), chunk=512), record)
     rows = forked(given.turns, given.tokens, given.thought, given.members)

@@ -157,7 +157,9 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=6, help="of a menu, at most")
     given = parse(parser, "--questions", "4")
     if not given.policies:
-        for text in measured(oj.compose("+experiment=recorded"), None, given.questions, given.models):
+        for text in measured(
+            oj.compose("+experiment=recorded", "warm_start.demonstrations=64"), None, given.questions, given.models
+        ):
             print(text)
     for folder in given.policies:
         print(folder)

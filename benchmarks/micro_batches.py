@@ -41,11 +41,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1216, 608, 304, 152], help="algorithm.micro_tokens")
     parser.add_argument("--prompts", type=int, default=76)
+    parser.add_argument("--layers", type=int, default=3, help="of the policy (default 3)")
     parser.add_argument("--rounds", type=int, default=30, help="steps of each size")
-    given = parse(parser, "--tokens", "96", "48", "--prompts", "4", "--rounds", "3")
+    given = parse(parser, "--tokens", "96", "48", "--prompts", "4", "--rounds", "3", "--layers", "1")
     if min(*given.tokens, given.prompts, given.rounds - 2) < 1:
         parser.error("--tokens and --prompts are at least 1, and --rounds at least 3.")
-    model = Qwen3Config(VOCAB, 96, 256, 3, 4, 2, 24, tie_word_embeddings=False)
+    model = Qwen3Config(VOCAB, 96, 256, given.layers, 4, 2, 24, tie_word_embeddings=False)
     learner = Learner(model, LearnerConfig(LossConfig("sequence"), chunk=512), optax.sgd(1e-3))
     state, rng = learner.init(init_params(model, jax.random.key(0))), np.random.default_rng(0)
     seconds: dict[int, list[float]] = {tokens: [] for tokens in given.tokens}

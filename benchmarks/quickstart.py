@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SMOKE = (
     "steps=1", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.min_copy_accuracy=1",
     "algorithm.tasks_per_step=4", "algorithm.group_size=2", "evaluation.questions=2", "evaluation.swap_questions=1",
+    "model.family=tests.training.micro:OneLayer", "rollout.slots=8", "rollout.widths=[64]",
+    "algorithm.row_widths=[192]", "algorithm.micro_tokens=768",
 )  # fmt: skip
 # What a run prints as a part of it begins; where the policy steps begin it prints nothing.
 SAID = {"warm start": "Making ", "evaluation before": "(before) ...", "evaluation after, pictures": "(after) ..."}

@@ -44,7 +44,7 @@ FORMS = {
 }  # settings, and widths of what follows a prompt
 
 
-def steps(name: str, count: int, prompts: int) -> tuple[list[list[MicroBatch]], Learner, object]:
+def steps(name: str, count: int, prompts: int, layers: int) -> tuple[list[list[MicroBatch]], Learner, object]:
     """Return the micro-batches of so many steps, a learner and its state, and tell what demonstrations hold."""
     words, widths = FORMS[name]
     cfg = oj.compose("+experiment=recorded", f"warm_start.demonstrations={count * prompts}", *words)
@@ -61,7 +61,7 @@ def steps(name: str, count: int, prompts: int) -> tuple[list[list[MicroBatch]], 
         f"{name}: {np.mean(after):.1f} tokens after the prompt (at most {max(after)}), {np.mean(said):.1f} of them said"
     )
     shapes = MicroShapes(cfg.algorithm.micro_tokens, widths, (112, 176), 2, (0.4,))
-    model = preset_config(cfg.model, vocab_size=len(chat.tokenizer))
+    model = preset_config(cfg.model, vocab_size=len(chat.tokenizer)).replace(num_layers=layers)
     learner = Learner(model, LearnerConfig(LossConfig("sequence"), chunk=512), optax.sgd(1e-3))
     cut = [micro_batches([*chain(*rows[k * prompts : (k + 1) * prompts])], shapes) for k in range(count)]
     return cut, learner, learner.init(init_params(model, jax.random.key(0)))
@@ -70,11 +70,12 @@ def steps(name: str, count: int, prompts: int) -> tuple[list[list[MicroBatch]], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=76, help="of a step")
+    parser.add_argument("--layers", type=int, default=3, help="of the policy (default 3)")
     parser.add_argument("--rounds", type=int, default=5, help="steps of each form")
-    given = parse(parser, "--prompts", "4", "--rounds", "3")
+    given = parse(parser, "--prompts", "4", "--rounds", "3", "--layers", "1")
     if min(given.prompts, given.rounds - 2) < 1:
         parser.error("--prompts is at least 1, and --rounds at least 3.")
-    made = {name: steps(name, given.rounds, given.prompts) for name in FORMS}
+    made = {name: steps(name, given.rounds, given.prompts, given.layers) for name in FORMS}
     states, seconds = {name: state for name, (_, _, state) in made.items()}, {name: list[float]() for name in FORMS}
     for number in range(given.rounds):
         for name, (batches, learner, _) in made.items():

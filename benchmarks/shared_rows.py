@@ -45,13 +45,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--different", type=int, nargs="+", default=[8, 6, 4, 3, 2], help="rollouts of a group")
     parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=3, help="of the policy (default 3)")
     parser.add_argument("--rounds", type=int, default=9, help="updates of each form")
-    given = parse(parser, "--different", "3", "--groups", "4", "--rounds", "3")
+    given = parse(parser, "--different", "3", "--groups", "4", "--rounds", "3", "--layers", "1")
     cfg = oj.compose()
     size = cfg.algorithm.group_size
     if not 1 <= min(given.different) <= max(given.different) <= size or min(given.groups, given.rounds - 2) < 1:
         parser.error(f"--different is 1 to {size}, --groups at least 1, and --rounds at least 3.")
-    model = preset_config(cfg.model, vocab_size=VOCAB)
+    model = preset_config(cfg.model, vocab_size=VOCAB).replace(num_layers=given.layers)
     learner = policy_learner(cfg.algorithm, cfg.rollout, cfg.steps, model)
     state, reference = learner.init(init_params(model, jax.random.key(0))), init_params(model, jax.random.key(1))
     shapes = {

@@ -3,6 +3,12 @@
 import argparse
 import sys
 
+# A quickstart whose policy has one layer, in few shapes: those of tests/training/test_trainer.py.
+SMALL = (
+    "model.family=tests.training.micro:OneLayer", "rollout.slots=8", "rollout.widths=[64]",
+    "algorithm.row_widths=[192]", "algorithm.micro_tokens=768",
+)  # fmt: skip
+
 
 def parse(parser: argparse.ArgumentParser, *smoke: str) -> argparse.Namespace:
     """Parse the command line, with `--smoke` standing for the arguments `smoke`; further ones win over these."""

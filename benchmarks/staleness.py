@@ -38,7 +38,7 @@ from typing import Any
 from peer import ROOT
 from rich.console import Console
 from rich.table import Table
-from short import parse
+from short import SMALL, parse
 
 from orchestra_jax.envs.quickstart.environment import QuickstartEpisode
 from orchestra_jax.training.loggers.jsonl import read_metrics
@@ -226,7 +226,14 @@ def main() -> int:
     args = parse(
         parser,
         *("--steps", "2", "--skip", "1", "--questions", "4", "--folder", f"{tempfile.gettempdir()}/staleness_smoke"),
-        *("--overrides", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.min_copy_accuracy=1"),
+        *(
+            "--overrides",
+            "warm_start.steps=1",
+            "warm_start.demonstrations=64",
+            "warm_start.min_copy_accuracy=1",
+            *SMALL,
+        ),
+        *("algorithm.tasks_per_step=2", "algorithm.group_size=4", "warm_start.batch_size=16"),
     )
     if not 1 <= args.skip < args.steps:
         parser.error("--skip must be at least 1 and below --steps.")

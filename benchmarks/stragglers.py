@@ -36,7 +36,7 @@ from typing import Any
 from peer import ENVIRONMENT, ROOT
 from rich.console import Console
 from rich.table import Table
-from short import parse
+from short import SMALL, parse
 
 from orchestra_jax.envs.quickstart.environment import QuickstartEpisode
 from orchestra_jax.evaluation.decoding import read_groups
@@ -84,7 +84,7 @@ def _run(folder: Path, args: argparse.Namespace, oversample: int, staleness: int
     overrides = [
         f"output_dir={folder}", f"steps={args.steps}", f"algorithm.tasks_per_step={args.groups}",
         f"rollout.oversample={oversample}", f"rollout.max_staleness={staleness}", f"rollout.slots={4 * groups}",
-        *SETTINGS,
+        *SETTINGS, *args.overrides,
     ]  # fmt: skip
     tool = [str(folder / BOOKS), str(args.slow_seconds), str(args.one_in)]
     log = folder.with_name(f"{folder.name}.log")
@@ -164,10 +164,11 @@ def main() -> int:
     parser.add_argument("--slow-seconds", type=float, default=4.0, help="of a slow call (default 4)")
     parser.add_argument("--one-in", type=int, default=24, help="calls of which one is slow (default 24)")
     parser.add_argument("--skip", type=int, default=4, help="first steps that are not timed (default 4)")
+    parser.add_argument("--overrides", nargs="+", default=[], metavar="KEY=VALUE", help="of train.py, for all runs")
     parser.add_argument("--limit-s", type=float, default=1800.0, help="most seconds of one run (default 1800)")
     args = parse(
         parser, *("--steps", "2", "--skip", "1", "--groups", "2", "--oversample", "1", "--staleness", "1"),
-        *("--slow-seconds", ".2", "--one-in", "4"),
+        *("--slow-seconds", ".2", "--one-in", "4", "--overrides", *SMALL, "rollout.slots=12"),
     )  # fmt: skip
     if not 1 <= args.skip < args.steps:
         parser.error("--skip must be at least 1 and below --steps.")
