@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from against import report
+from figures import by_family, figures
 from short import parse
 
-from orchestra_jax.envs.recorded.figures import by_family, figures
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.money import price_files
 from orchestra_jax.money.price_files import PRICES

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.figures import figures
 from orchestra_jax.config.schema import ConfigError, RunConfig, WarmStartConfig
 from orchestra_jax.envs import baselines
 from orchestra_jax.envs.recorded.environment import EVAL, PRICES, RecordedEnvironment, unseen_recorded
 from orchestra_jax.envs.recorded.environment import UNSEEN as UNSEEN_MENUS
-from orchestra_jax.envs.recorded.figures import figures
 from orchestra_jax.envs.recorded.offer import NO_CODE, code_of, cut
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.money.budgets import Budget, Limits
