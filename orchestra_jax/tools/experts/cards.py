@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from orchestra_jax.io.foreign_yaml import read_yaml
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.types import MADE_BY, OPEN_WEIGHTS
 
@@ -43,9 +42,7 @@ class ModelCard:
 @cache
 def model_cards() -> Mapping[str, ModelCard]:
     """Read the cards, by the models' names in price lists."""
-    config = OmegaConf.to_container(OmegaConf.load(CARDS))
-    assert isinstance(config, dict)
-    return {str(name): ModelCard(**card) for name, card in config["models"].items()}
+    return {str(name): ModelCard(**card) for name, card in read_yaml(CARDS)["models"].items()}
 
 
 def api_fields(model: str) -> Mapping[str, Any]:
