@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from orchestra_jax.types import Usage
 
 if TYPE_CHECKING:
-    from orchestra_jax.money.journal import Journal
+    from orchestra_jax.money.journal import CallJournal, Journal
 
 
 class BudgetExceeded(Exception):  # noqa: N818  named like the fact it states
@@ -130,7 +130,7 @@ class Budget:
         self._waiting: deque[Any] = deque()  # reservations that only calls in flight at this level are in the way of
 
     @property
-    def journal(self) -> "Journal | None":
+    def journal(self) -> "CallJournal | None":
         """The bill, which the first call opens; None: there is none. Raises OSError where it cannot be written."""
         if self.parent is not None:
             return self.parent.journal

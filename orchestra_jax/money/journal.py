@@ -15,10 +15,23 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from orchestra_jax.money.bill import State, added, read_bill, read_lines
 from orchestra_jax.types import Usage
+
+
+class CallJournal(Protocol):
+    """Notes of calls: what `money.reservations` asks of the bill of a run and of the database of a server."""
+
+    def reserve(self, worst: Usage) -> int:
+        """Note the worst case of a call and return its number; raise OSError: the call must not be made."""
+
+    async def durable(self, call: int, worst: Usage) -> None:
+        """Wait until the note of a call is safe; raise BudgetExceeded: the call must not be made."""
+
+    def end(self, call: int, billed: Usage | None) -> None:
+        """Note what the call cost, or None if nothing was billed."""
 
 
 class Journal:

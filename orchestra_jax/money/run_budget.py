@@ -34,9 +34,12 @@ class RunBudget:
     def __init__(self, budget: BudgetConfig, directory: Path, processes: Processes | None = None) -> None:
         self._config, self._processes, self._others = budget, processes or Processes(), Spending()
         self.run = Budget(limits(budget, "run"), name="run", bill=bill_file(directory, self._processes.index))
-        if any(directory.glob("spent*.jsonl")) and (journal := self.run.journal) is not None:
+        if any(directory.glob("spent*.jsonl")):
             from orchestra_jax.money.bill import bills_of_others
+            from orchestra_jax.money.journal import Journal
 
+            journal = self.run.journal
+            assert isinstance(journal, Journal)
             lost = bills_of_others(directory, self._processes.count) if self._processes.first else []
             self.run.set_state(journal.spent_before(lost))
 

@@ -43,7 +43,7 @@ class _Account:
 
 
 class _CallJournal:
-    """Notes calls of one request in the database; it is to `Reservation` what `money.journal.Journal` is.
+    """Notes calls of one request in the database; a `money.journal.CallJournal`.
 
     Args:
         paid: whether somebody else is paid for them; only those count in the servers' budget.
@@ -122,7 +122,7 @@ class _Kept(Budget):
         self._calls = journal
 
     @property
-    def journal(self) -> Any:
+    def journal(self) -> _CallJournal:
         return self._calls
 
 
