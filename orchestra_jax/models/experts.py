@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 _SMALLEST, _LARGEST = 8, 512  # rows of a block
 _TOGETHER = 8  # blocks of a step of the loop: one alone has too few rows for a GPU
@@ -68,49 +68,6 @@ def expert_mlps(
     #    many is known only when it runs.
     every = gate.shape[0] == num_experts
     return _run(every, y, row_shares, gate, up, down, blocks)
-
-
-def load_balancing_loss(
-    logits: Float[Array, "L N E"], count: int, mask: Float[Array, " N"] | Bool[Array, " N"] | None = None
-) -> Float[Array, ""]:
-    """Return the auxiliary loss of Switch Transformers (Fedus et al. 2021, equations 4-6) over all layers together.
-
-    E * sum over experts of (choices per token) * (mean probability): `count` where routing is even, more where it is
-    not.
-
-    Args:
-        logits: the router's logits in every layer.
-        count: experts of a token.
-        mask: tokens that count; None for all.
-    """
-    chosen, probabilities = _choices(logits, count, mask)
-    return logits.shape[-1] * jnp.sum(chosen.mean(0) * probabilities.mean(0))
-
-
-def routing_metrics(
-    logits: Float[Array, "L N E"], count: int, mask: Float[Array, " N"] | Bool[Array, " N"] | None = None
-) -> dict[str, Float[Array, ""]]:
-    """Measure how evenly tokens are spread over experts: means over the layers.
-
-    Returns:
-        routing_busiest: share of a layer's choices that its most chosen expert has; 1 / E where routing is even.
-        routing_entropy: entropy of the choices over the experts divided by log E; 1 where routing is even.
-    """
-    chosen, _ = _choices(logits, count, mask)
-    shares = chosen / count
-    entropy = -jnp.sum(jax.scipy.special.xlogy(shares, shares), -1) / jnp.log(logits.shape[-1])
-    return {"routing_busiest": shares.max(-1).mean(), "routing_entropy": entropy.mean()}
-
-
-def _choices(
-    logits: Float[Array, "L N E"], count: int, mask: Array | None
-) -> tuple[Float[Array, "L E"], Float[Array, "L E"]]:
-    """Return the choices per token, and the mean probability, of every expert of every layer."""
-    probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
-    weight = jnp.ones(logits.shape[1]) if mask is None else mask.astype(jnp.float32)
-    weight = weight / jnp.maximum(weight.sum(), 1.0)
-    chosen = jax.nn.one_hot(jax.lax.top_k(probabilities, count)[1], logits.shape[-1]).sum(-2)
-    return jnp.einsum("n,lne->le", weight, chosen), jnp.einsum("n,lne->le", weight, probabilities)
 
 
 def _block_rows(count: int, num_experts: int) -> int:

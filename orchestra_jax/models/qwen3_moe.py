@@ -1,6 +1,5 @@
 """Qwen3's mixtures of experts: Qwen3's attention, and in every layer a router and many small MLPs in place of one."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -8,9 +7,9 @@ from typing import Any, ClassVar, Self, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from orchestra_jax.models.base import Constrain, DecoderConfig, Params, sizes
+from orchestra_jax.models.base import Constrain, DecoderConfig, sizes
 from orchestra_jax.models.decoder import Decoder
 from orchestra_jax.models.experts import expert_mlps, route
 from orchestra_jax.models.qwen3 import Qwen3Block, Qwen3Config
@@ -47,7 +46,6 @@ class Qwen3MoeBlock(Qwen3Block):
     def feed_forward(self, y: Float[Array, "B*S D"]) -> Float[Array, "B*S D"]:
         config = cast(Qwen3MoeConfig, self.config)
         logits = self.dense(y, config.num_experts, "router")
-        self.sow("intermediates", "router_logits", logits)
         shares, chosen = route(logits, config.experts_per_token, normalise=config.norm_topk_prob)
         wide = partial(_Matrices, config, config.hidden_size, config.expert_size)
         gate, up = wide(name="experts_gate")(), wide(name="experts_up")()
@@ -138,18 +136,3 @@ class Qwen3MoeConfig(Qwen3Config):
             "num_experts_per_tok": self.experts_per_token,
             "norm_topk_prob": self.norm_topk_prob,
         }
-
-
-def router_logits(
-    params: Params, config: Qwen3MoeConfig, tokens: Int[Array, "B S"], positions: Int[Array, "B S"], **others: Any
-) -> Float[Array, "L B*S E"]:
-    """Return the logits of every layer's router, for `load_balancing_loss` and `routing_metrics`.
-
-    Args:
-        others: further arguments of `models.decoder.forward`.
-    """
-    constrain = others.pop("constrain", None)
-    _, seen = config.module(constrain).apply({"params": params}, tokens, positions, mutable="intermediates", **others)
-    layers = ["layers"] if config.scan_layers else [f"layers_{i}" for i in range(config.num_layers)]
-    found = [seen["intermediates"][name]["router_logits"][0] for name in layers]
-    return jnp.stack(found).reshape(-1, math.prod(tokens.shape), config.num_experts)

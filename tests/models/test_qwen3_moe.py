@@ -11,9 +11,9 @@ from safetensors import safe_open
 
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.decoder import abstract_params, forward
-from orchestra_jax.models.experts import expert_mlps, load_balancing_loss, route, routing_metrics
+from orchestra_jax.models.experts import expert_mlps, route
 from orchestra_jax.models.lora import LoRA, abstract_adapters
-from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig, router_logits
+from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
 from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from orchestra_jax.models.sizes import num_params
 from tests.models.trees import drawn_params, to_params, to_tensors
@@ -173,18 +173,3 @@ def test_released_sizes(name: str, billions: float, active: float) -> None:
     assert num_params(config) / 1e9 == pytest.approx(billions, abs=0.005)
     assert (num_params(config) - config.idle_params()) / 1e9 == pytest.approx(active, abs=0.005)
     assert 0 < config.idle_params(100) < config.idle_params(10) < config.idle_params()
-
-
-def test_balance_of_the_routing() -> None:
-    loss, metrics = (jax.jit(function, static_argnums=1) for function in (load_balancing_loss, routing_metrics))
-    even = jnp.eye(4)[None] * 9.0  # every expert has one of four tokens
-    assert float(loss(even, 1)) == pytest.approx(1.0, abs=1e-4)
-    figures = metrics(even, 1)
-    assert (float(figures["routing_busiest"]), float(figures["routing_entropy"])) == (0.25, pytest.approx(1.0))
-    mask = jnp.array([1, 0, 0, 0])  # the rest is padding
-    assert float(loss(even, 1, mask)) == pytest.approx(4.0, rel=0.01)
-    assert float(metrics(even, 1, mask)["routing_busiest"]) == 1.0
-
-    seen = jax.jit(router_logits, static_argnums=1)(weights(), CONFIG, TOKENS, POSITIONS)
-    assert seen.shape == (2, TOKENS.size, 8)
-    assert 1 / 8 < float(metrics(seen, 2)["routing_busiest"]) < 1
