@@ -44,6 +44,7 @@ PAPER = (
     "pricing.orchestrator_seconds_per_token=0", "pricing.randomise.low=0.5", "pricing.randomise.high=2",
     "rollout.limits.max_length=1792", "rollout.slots=8", "rollout.limits.retries=0", "algorithm.packing=false",
     "algorithm.loss.kl_coef=0", "algorithm.row_widths=[256]", "algorithm.prefix_widths=[1024]",
+    "algorithm.micro_tokens=2048",  # 32,768 would pad six rows to many
     "algorithm.tasks_per_step=2", "algorithm.group_size=3", "steps=2", "warm_start.steps=1",
     "warm_start.demonstrations=24", "warm_start.batch_size=2", "evaluation.questions=2", "evaluation.every=0",
     "checkpoint.every=1", "checkpoint.export=false", "logger.names=[jsonl]",
