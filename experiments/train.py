@@ -9,6 +9,7 @@ python experiments/train.py --multirun hydra/launcher=joblib reward.outcome=0.5,
 """
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestra_jax.config import command
@@ -23,7 +24,7 @@ def main(config: "DictConfig") -> None:
 
     from orchestra_jax.config import cli
     from orchestra_jax.config.checks import missing
-    from orchestra_jax.config.record import Start
+    from orchestra_jax.config.record import FILE_NAME, Start
     from orchestra_jax.envs.registry import environment_class
 
     opening, words = cli.opening(config), HydraConfig.get().overrides.task
@@ -39,8 +40,13 @@ def main(config: "DictConfig") -> None:
 
         config, told = placed(config, words)
         opening = f"{opening}\n{told}".strip()
-    cfg = cli.configure(config)
-    start = Start.of(config)
+    cfg, start = cli.configure(config), Start.of(config)
+    if Path(cfg.output_dir, FILE_NAME).is_file():
+        from orchestra_jax.config.begun import nothing_left, require_own_folder
+
+        cli.require(cfg, "train", start, lambda: require_own_folder(cfg) or ())
+        if nothing_left(cfg):
+            return
     cli.require(cfg, "train", start, lambda: [*missing(cfg), *environment_class(cfg).problems(cfg)])
     from orchestra_jax.training.main import run  # only now: a mistake needs no JAX
 

@@ -364,7 +364,7 @@ class Trainer:
     def _saved(self) -> dict[str, Any] | None:
         """Return the newest checkpoint's meta, None without one; raise ConfigError if it is another run's."""
         if (saved := self.checkpoints.peek()) is not None:
-            from orchestra_jax.training.resuming import require_same_run
+            from orchestra_jax.config.begun import require_same_run
 
             require_same_run(saved, self.cfg, self.cfg.checkpoint.folder or self.cfg.output_dir)
         return saved

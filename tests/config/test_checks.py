@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import cli, errors
 from orchestra_jax.config.algorithm import AdvantageConfig, LossConfig, OptimizerConfig
+from orchestra_jax.config.begun import resume_conflicts
 from orchestra_jax.config.checks import load, problems
 from orchestra_jax.config.choices import QuestionFormat
 from orchestra_jax.config.messages import keys, unknown_key
@@ -23,7 +24,6 @@ from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, MeshConfig, RunConfig, SourceConfig
 from orchestra_jax.data.sources import FORMATS
-from orchestra_jax.training.resuming import resume_conflicts
 from tests.composed import composed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestra_jax.config.begun import resume_conflicts
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.mcp import McpPrice, McpServer, mcp_server
 from orchestra_jax.config.schema import ConfigError
@@ -17,7 +18,6 @@ from orchestra_jax.tools import build
 from orchestra_jax.tools.build import tool_problems
 from orchestra_jax.tools.mcp.servers import specs
 from orchestra_jax.tools.schema import validate_arguments
-from orchestra_jax.training.resuming import resume_conflicts
 from orchestra_jax.types import Preference, Task
 
 POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}

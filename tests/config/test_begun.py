@@ -1,0 +1,58 @@
+"""A folder in use: another run's is refused before JAX is imported, and a sweep passes over what is finished."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestra_jax.config.compose import compose
+from tests.config.test_command import start
+
+
+def _begun(folder: Path, *overrides: str, outcomes: tuple[str, ...] = ()) -> None:
+    """Write a run's folder as a run with these settings leaves it."""
+    config = json.loads(json.dumps(compose(*overrides).as_dict()))
+    meta = folder / "checkpoints" / "policy-000001" / "meta" / "metadata"
+    meta.parent.mkdir(parents=True)
+    meta.write_text(json.dumps({"config": config}))
+    starts = [{"outcome": outcome} for outcome in outcomes]
+    (folder / "run.json").write_text(json.dumps({"kind": "train", "config": config, "starts": starts}))
+    (folder / "summary.json").write_text("{}")
+
+
+def test_another_runs_folder_is_refused_before_jax_is_imported(tmp_path: Path):
+    _begun(tmp_path)
+    status, printed, sentences, told = start("train", f"output_dir={tmp_path}", "seed=1")
+    refusal = f"{tmp_path} holds another run (seed: 0 -> 1): choose another name=..., or delete it."
+    assert (status, printed, sentences) == (2, "", [refusal])
+    assert told.startswith("jax=False")
+    (record,) = json.loads((tmp_path / "run.json").read_text())["starts"]
+    assert (record["outcome"], record["reason"]) == ("refused", refusal)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_left_to_the_run(tmp_path: Path):
+    _begun(tmp_path, "seed=1")
+    (tmp_path / "checkpoints/policy-000001/meta/metadata").write_text("[")
+    _, _, sentences, _ = start("train", f"output_dir={tmp_path}", "model.path=/nowhere")
+    assert sentences == ["model.path=/nowhere is not there: set model.path."]
+
+
+def test_a_sweep_passes_over_what_is_finished(tmp_path: Path):
+    jobs = [tmp_path / f"seed={seed}" for seed in (0, 1)]
+    _begun(jobs[0], "seed=0", outcomes=("stopped", "done", "refused"))
+    _begun(jobs[1], "seed=1", outcomes=("done",))
+    status, printed, _, told = start("train", "-m", f"hydra.sweep.dir={tmp_path}", "seed=0,1")
+    assert status == 0
+    assert printed.splitlines() == [f"{job} is finished: its figures are in {job / 'summary.json'}." for job in jobs]
+    assert told.startswith("jax=False")
+
+
+@pytest.mark.parametrize(("outcomes", "setting"), [
+    (("done",), "evaluation.questions=8"), (("done", "stopped"), "seed=0"), (("refused",), "seed=0"),
+])  # fmt: skip
+def test_a_sweep_goes_on_with_what_is_not(tmp_path: Path, outcomes: tuple[str, ...], setting: str):
+    lacking = "model.path=/nowhere"  # stops a run that would go on
+    _begun(tmp_path / "0", lacking, outcomes=outcomes)
+    where = f"hydra.sweep.dir={tmp_path}", "hydra.sweep.subdir=${hydra.job.num}"
+    status, printed, sentences, _ = start("train", "-m", *where, lacking, setting)
+    assert (status, printed, sentences) == (2, "", [f"{lacking} is not there: set model.path."])
