@@ -11,6 +11,7 @@ from orchestra_jax.envs.base import Message
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving.answers import Answer, CallStep, told
 from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.tools.entries import OUT_OF_BUDGET
 from orchestra_jax.training.stopping import end_now, handling
 from orchestra_jax.types import OutOfTime, ReplayMiss
 
@@ -24,6 +25,9 @@ def ask(policy: str, settings: Sequence[str], question: str, limits: Mapping[str
     def work(orchestrator: Orchestrator) -> int:
         found = _streamed(orchestrator, question, limits)
         print(found.trace, file=sys.stderr)
+        if _lacks_money(found):
+            _tell("No call was made: each costs more than is left of --max-usd or of a budget; raise it.")
+            return HALTED
         return 0 if found.answer is not None else _NO_ANSWER
 
     return _opened(policy, settings, work)
@@ -82,11 +86,16 @@ def _streamed(orchestrator: Orchestrator, question: str, options: Mapping[str, A
             sys.stderr.flush()
         elif isinstance(step, Answer):
             if step.answer is None:
-                _tell(f"There is no answer: {step.reason}.")
+                _tell(f"There is no answer: {step.reason.rstrip('.')}.")
             else:
                 print(step.answer, flush=True)
             return step
     raise AssertionError("A stream ends with an answer.")
+
+
+def _lacks_money(found: Answer) -> bool:
+    """Return whether money kept the policy from every call that it wanted to make."""
+    return bool(found.calls) and all(step.refused and step.result == OUT_OF_BUDGET for step in found.calls)
 
 
 def _read_line() -> str | None:
