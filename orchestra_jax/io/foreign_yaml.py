@@ -14,5 +14,7 @@ def read_yaml(file: Path) -> Any:
     """Return the plain value of a YAML file, interpolations resolved; raise Unreadable if it has none."""
     try:
         return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except (YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
+    except OSError as error:
+        raise Unreadable(f"it cannot be read: {error.strerror}") from None
+    except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise Unreadable(f"it cannot be read: {' '.join(str(error).split())}") from None

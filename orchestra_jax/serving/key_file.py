@@ -33,6 +33,11 @@ class FileKey:
 
 def read_key_file(file: Path, environment: Mapping[str, str] = os.environ) -> list[FileKey]:
     """Read the keys of a file; raise ConfigError if one cannot be used; one sentence."""
+    if not file.exists():
+        raise ConfigError(
+            f"There is no file of keys {str(file)!r}: set --keys to a YAML list, such as "
+            "[{name: anna, env: ANNA_KEY}], or leave it out."
+        )
     try:
         entries = read_yaml(file)
         if not isinstance(entries, list) or not entries:

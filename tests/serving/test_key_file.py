@@ -147,4 +147,5 @@ def test_a_server_with_a_bad_file_does_not_start(tmp_path: Path, capfd: pytest.C
     settings = ["name=tiny", f"output_dir={tmp_path / 'run'}"]
     assert serve(ORACLE, settings, "127.0.0.1", 0, limits, keys=str(tmp_path / "none.yaml")) == 2
     said = capfd.readouterr().err.splitlines()
-    assert said[-1].startswith(f"The file of keys '{tmp_path / 'none.yaml'}' cannot be used: it cannot be read")
+    assert said[-1].startswith(f"There is no file of keys '{tmp_path / 'none.yaml'}': set --keys to a YAML list")
+    assert "Errno" not in said[-1]
