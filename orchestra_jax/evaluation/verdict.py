@@ -12,6 +12,7 @@ from orchestra_jax.evaluation.measures import questions
 from orchestra_jax.types import Trajectory
 
 TOLERATED = 0.05  # accuracy: an interval that reaches further down does not tell whether two policies are equally right
+_CENTS = "cents"
 _ALL_KNOWING = "oracle"  # in the name of a baseline that is no policy
 
 
@@ -80,9 +81,10 @@ def sentences(
         judged = f"As often right, within chance {interval}{', but' if dearer else ' and'} {paid}."
     if dearer and low <= 0:
         judged += " Your best model alone is the better choice."
+    unit, (price, other_price) = _prices(cents, other_cents)
     return (
-        f"On {len(policy)} questions that training has not seen{wishes}: {100 * right:.1f} % right at {_price(cents)} "
-        f"cents; your best model alone ({model}): {100 * other_right:.1f} % at {_price(other_cents)}. {judged}"
+        f"On {len(policy)} questions that training has not seen{wishes}: {100 * right:.1f} % right at {price} "
+        f"{unit}; your best model alone ({model}): {100 * other_right:.1f} % at {other_price}. {judged}"
     )
 
 
@@ -100,7 +102,9 @@ def _better_rule(policy: Sequence[AnsweredQuestion], rules: Mapping[str, Sequenc
     if not better:
         return []
     name = max(better, key=lambda name: (better[name][0], -better[name][1]))
-    return [f"The baseline {name} does no worse for no more: {100 * means[name][0]:.1f} % at {_price(means[name][1])}."]
+    unit, (_, price) = _prices(cents, means[name][1])
+    price += "" if unit == _CENTS else f" {unit}"
+    return [f"The baseline {name} does no worse for no more: {100 * means[name][0]:.1f} % at {price}."]
 
 
 def _beside(policy: Sequence[AnsweredQuestion], rival: Sequence[AnsweredQuestion]) -> str:
@@ -124,9 +128,19 @@ def _means(outcomes: Sequence[AnsweredQuestion]) -> tuple[float, float]:
     return float(np.mean([each.right for each in outcomes])), float(np.mean([each.cents for each in outcomes]))
 
 
-def _price(cents: float) -> str:
-    """Return cents with three digits, such as .0549 or 12.3."""
-    if cents <= 0:
+def _prices(*cents: float) -> tuple[str, list[str]]:
+    """Return the unit of costs of a question, and each with three digits, such as .0549 or 12.3.
+
+    If one would begin with .00, all are those of 1,000 questions.
+    """
+    tiny = any(0 < each < 0.00995 for each in cents)
+    return f"{_CENTS} per 1,000 questions" if tiny else _CENTS, [
+        _digits(1000 * each if tiny else each) for each in cents
+    ]
+
+
+def _digits(figure: float) -> str:
+    if figure <= 0:
         return "0"
-    text = f"{cents:.{max(0, 2 - math.floor(math.log10(cents)))}f}"
+    text = f"{figure:.{max(0, 2 - math.floor(math.log10(figure)))}f}"
     return text.removeprefix("0")

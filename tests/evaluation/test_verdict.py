@@ -33,6 +33,13 @@ def test_as_often_right_and_cheaper():
     assert found.endswith(") and 65 % cheaper.")
 
 
+def test_tiny_costs_are_those_of_a_thousand_questions():
+    best = outcomes(180, 20, 0.278)
+    found = sentences(shifted(best, 0, 0, 0.000586), best, "big")
+    assert ": 90.0 % right at .586 cents per 1,000 questions; your best model alone (big): 90.0 % at 278. As" in found
+    assert "right at 0 cents; your best" in sentences(shifted(best, 0, 0, 0.0), best, "big")
+
+
 def test_more_often_right():
     best = outcomes(160, 40, 0.2)
     found = sentences(shifted(best, 20, 0, 0.3), best, "big")
