@@ -28,7 +28,7 @@ PRICES = ("usual", "swapped", "close")
 
 
 def measured(policy: str, questions: int, *, new_tools: bool = False) -> Iterator[dict[str, Any]]:
-    """Ask a policy under each price list; yield a row for each of them and each wish.
+    """Ask a policy under each price list, and with new names at usual prices; yield a row for each and each wish.
 
     A row has the accuracy, the worth of the calls, the number of steps whose best tool is another one than at usual
     prices, or has another name, and in how many of these that tool was called.
@@ -51,9 +51,9 @@ def measured(policy: str, questions: int, *, new_tools: bool = False) -> Iterato
         cfg = compose(*words)
         world = make_environment(cfg)
         parts = {**unseen.unseen_prices(world, cfg), **(unseen.unseen_tools(world, cfg) if new_tools else {})}
-        for prices in (*PRICES, *(["renamed"] if new_tools else [])):
+        for prices, names in (*((each, "usual") for each in PRICES), *([("usual", "new")] if new_tools else [])):
             for wish in PAIRED_KINDS:
-                part = f"{prices}_{wish}"
+                part = f"{'renamed' if names == 'new' else prices}_{wish}"
                 [kept] = Path(folder, "evaluation", "trajectories", "policy").glob(f"*.{part}.t1.jsonl")
                 rows = {row["id"]: row for row in map(json.loads, kept.read_text().splitlines())}
                 worths, follows = list[float](), list[bool]()
@@ -65,6 +65,7 @@ def measured(policy: str, questions: int, *, new_tools: bool = False) -> Iterato
                 yield {
                     "policy": policy,
                     "prices": prices,
+                    "names": names,
                     "wish": wish,
                     "accuracy": float(np.mean([row["solved"] for row in rows.values()])),
                     "worth": float(np.mean(worths)),
@@ -78,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("policies", nargs="*", help="folders of runs, or baseline:NAME")
     parser.add_argument("--questions", type=int, default=128)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each price list and wish, too")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows of each policy, too")
     parser.add_argument(
         "--new-tools",
         action="store_true",
@@ -92,12 +93,15 @@ def main() -> None:
     for policy in options.policies:
         print(policy)
         kept += (rows := list(measured(policy, options.questions, new_tools=options.new_tools)))
-        for prices in dict.fromkeys(row["prices"] for row in rows):
-            some = [row for row in rows if row["prices"] == prices]
+        for prices, names in dict.fromkeys((row["prices"], row["names"]) for row in rows):
+            some = [row for row in rows if (row["prices"], row["names"]) == (prices, names)]
             told = {name: np.mean([row[name] for row in some]) for name in ("accuracy", "worth")}
             followed, changes = (sum(row[name] for row in some) for name in ("followed", "changes"))
             follows = f"  followed {followed} of {changes}" if changes else ""
-            print(f"  {prices:8}", "  ".join(f"{name} {value:.3f}" for name, value in told.items()) + follows)
+            print(
+                f"  {'new names' if names == 'new' else prices:9}",
+                "  ".join(f"{name} {value:.3f}" for name, value in told.items()) + follows,
+            )
     if options.csv:
         with options.csv.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(kept[0]))
