@@ -35,7 +35,10 @@ NAMES = {
 
 
 def renamed(task: Task, split: str, tools: Collection[str], share: float = 1.0) -> Task:
-    """Return the task with a share of these tools under names of the split, no colour twice."""
+    """Return the task with a share of these tools under names of the split, no colour twice.
+
+    Figures and tables count a tool under its usual name, which the task's instance keeps as a catalogue's does.
+    """
     rng = np.random.default_rng(zlib.crc32(repr((task.question, *task.tools)).encode()))
     names = (pick(NAMES[split][place], rng) for place in rng.permutation(len(COLOURS)))
     shown = {
@@ -43,7 +46,9 @@ def renamed(task: Task, split: str, tools: Collection[str], share: float = 1.0) 
     }
     weights = {shown[name]: weight for name, weight in task.preference.tools.items()}
     menu = tuple(replace(spec, name=shown[spec.name]) for spec in task.tools)
-    return replace(task, tools=menu, preference=replace(task.preference, tools=weights))
+    behind = {"instance": {"tools": {other: name for name, other in shown.items()}}}
+    wish = replace(task.preference, tools=weights)
+    return replace(task, tools=menu, preference=wish, extra={**task.extra, **behind})
 
 
 class RenamedWorld(QuickstartWorld):

@@ -18,7 +18,8 @@ def transcript(trajectory: Trajectory) -> str:
     ]
     if instance := task.extra.get("instance"):
         stands_for = "; ".join(f"{name} = {key}" for name, key in instance["tools"].items() if name != key)
-        lines.append(f"instance   seed {instance['seed']}   prices {instance['prices']}   {stands_for}".rstrip())
+        drawn = "".join(f"{name} {instance[name]}   " for name in ("seed", "prices") if name in instance)
+        lines.append(f"instance   {drawn}{stands_for}".rstrip())
     lines.append("")
     for number, turn in enumerate(trajectory.turns, 1):
         lines.append(f"[turn {number}] {turn.text}")

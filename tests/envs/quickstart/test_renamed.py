@@ -1,12 +1,14 @@
 """The quickstart's world with tools under other names."""
 
 import asyncio
+import io
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
 
 import pytest
+from rich.console import Console
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError
@@ -16,11 +18,15 @@ from orchestra_jax.envs.quickstart.facts import TOOL_NAMES, original
 from orchestra_jax.envs.quickstart.plans import able_tools, best_plan, step_kinds
 from orchestra_jax.envs.quickstart.renamed import COLOURS, NAMES, ROLES, UNSEEN, RenamedQuickstart
 from orchestra_jax.envs.registry import make_environment
+from orchestra_jax.evaluation.calls import called_tools
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
+from orchestra_jax.training.loggers.live import FamilyTable
+from orchestra_jax.training.loggers.transcripts import transcript
 from orchestra_jax.types import ToolCall
 from tests.envs.quickstart.posed import names, use
+from tests.rl.trajectories import trajectory, turn
 
 CFG = compose("+experiment=new_tools", "evaluation.swap_questions=8", "warm_start.demonstrations=1000")
 TRAINED, HELD_OUT = (set(chain(*NAMES[split])) for split in ("train", "eval"))
@@ -37,6 +43,26 @@ def environment() -> Iterator[RenamedQuickstart]:
 @pytest.fixture(scope="module")
 def chat() -> ChatFormat:
     return ChatFormat(RenamedQuickstart.chat(CFG).tokenizer, compact_menu=True)
+
+
+def test_figures_and_the_live_table_count_a_tool_under_its_usual_name(environment: RenamedQuickstart) -> None:
+    table, console = FamilyTable(), Console(file=io.StringIO(), width=100, height=40)
+    posed = [*islice(environment.train_tasks(32), 4)]
+    rollouts = [
+        trajectory(task, turn([1], [2], " ".join(spec.name for spec in task.tools)), turn([3], [4]))
+        for task in chain(*posed)
+    ]
+    for task, rollout in zip(chain(*posed), rollouts, strict=True):
+        assert called_tools(rollout) == [original(spec) for spec in task.tools]
+        for spec in task.tools:
+            if spec.name in TRAINED:
+                assert f"{spec.name} = {original(spec)}" in transcript(rollout)
+    table.add(rollouts)
+    with console.capture() as shown:
+        console.print(table)
+    first = [line.split()[0] for line in shown.get().partition("first call, %")[2].splitlines() if line.split()]
+    assert set(first) & (TRAINED | HELD_OUT) == set()
+    assert set(first) & set(TOOL_NAMES) == {original(task.tools[0]) for task in chain(*posed)}
 
 
 def test_held_out_names_are_new_pairs_of_words_that_training_has() -> None:
@@ -65,7 +91,10 @@ def test_everything_but_names_is_that_of_the_usual_world(environment: RenamedQui
         usual_names = {spec.name: original(spec) for spec in after.tools}
         assert tuple(replace(spec, name=original(spec)) for spec in after.tools) == before.tools
         wanted = {usual_names[name]: weight for name, weight in after.preference.tools.items()}
-        assert replace(after, tools=before.tools, preference=replace(after.preference, tools=wanted)) == before
+        assert (
+            replace(after, tools=before.tools, preference=replace(after.preference, tools=wanted), extra=before.extra)
+            == before
+        )
     asyncio.run(usual.close())
 
 
@@ -73,7 +102,7 @@ def test_menus_of_new_tools_differ_in_names_alone(environment: RenamedQuickstart
     usual, parts = unseen.unseen_prices(environment, CFG), unseen.unseen_tools(environment, CFG)
     for wish in PAIRED_KINDS:
         for before, after in zip(usual[f"usual_{wish}"], parts[f"renamed_{wish}"], strict=True):
-            assert replace(after, tools=before.tools) == before
+            assert replace(after, tools=before.tools, extra=before.extra) == before
             assert tuple(replace(spec, name=original(spec)) for spec in after.tools) == before.tools
             assert set(TOOL_NAMES) - names(after) == set(UNSEEN)
             assert names(after) - set(TOOL_NAMES) <= HELD_OUT
