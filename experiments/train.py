@@ -42,9 +42,9 @@ def main(config: "DictConfig") -> None:
         opening = f"{opening}\n{told}".strip()
     cfg, start = cli.configure(config), Start.of(config)
     if Path(cfg.output_dir, FILE_NAME).is_file():
-        from orchestra_jax.config.begun import nothing_left, require_own_folder
+        from orchestra_jax.config.begun import another_run, nothing_left
 
-        cli.require(cfg, "train", start, lambda: require_own_folder(cfg) or ())
+        cli.require(cfg, "train", start, lambda: another_run(cfg))
         if nothing_left(cfg):
             return
     cli.require(cfg, "train", start, lambda: [*missing(cfg), *environment_class(cfg).problems(cfg)])

@@ -35,8 +35,8 @@ def require_same_run(meta: Mapping[str, Any], cfg: Settings, folder: str) -> Non
         raise ConfigError(f"{folder} holds another run ({'; '.join(changed)}): choose another name=..., or delete it.")
 
 
-def require_own_folder(cfg: Settings) -> None:
-    """Raise ConfigError if a checkpoint in the run's folder is of a run with another configuration.
+def another_run(cfg: Settings) -> list[str]:
+    """Return a sentence if a checkpoint in the run's folder is of a run with another configuration.
 
     A checkpoint that cannot be read is left to the run, which puts damaged ones aside.
     """
@@ -47,7 +47,11 @@ def require_own_folder(cfg: Settings) -> None:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             meta = json.loads(file.read_bytes())
         if isinstance(meta, dict) and isinstance(meta.get("config"), dict):
-            require_same_run(meta, cfg, own or output_dir)
+            try:
+                require_same_run(meta, cfg, own or output_dir)
+            except ConfigError as error:
+                return [str(error)]
+    return []
 
 
 def nothing_left(cfg: Settings) -> bool:

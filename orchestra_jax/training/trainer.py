@@ -75,7 +75,10 @@ class Trainer:
         place = checkpoint_folder(cfg.output_dir, cfg.checkpoint.folder)
         self.checkpoints = Checkpoints(place, cfg.checkpoint.keep, self.processes)
         with self.processes.together():
-            saved = self._saved()
+            if (saved := self.checkpoints.peek()) is not None:
+                from orchestra_jax.config.begun import require_same_run
+
+                require_same_run(saved, cfg, cfg.checkpoint.folder or cfg.output_dir)
         self.origin = newest_checkpoint(place)
 
         # The policy and its learners. Weights that a checkpoint of the run will replace are not loaded.
@@ -360,14 +363,6 @@ class Trainer:
     def _give_up(self) -> None:
         reason = OutOfTime(f"the next one did not end within checkpoint.grace_s={self.cfg.checkpoint.grace_s:g}")
         self.loop.call_soon(self.collector.give_up, reason)
-
-    def _saved(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint's meta, None without one; raise ConfigError if it is another run's."""
-        if (saved := self.checkpoints.peek()) is not None:
-            from orchestra_jax.config.begun import require_same_run
-
-            require_same_run(saved, self.cfg, self.cfg.checkpoint.folder or self.cfg.output_dir)
-        return saved
 
     def _restore_or_init(self, saved: Any, params: Params | None) -> tuple[RunState, dict[str, Any] | None]:
         """Return the state and position in the tasks of the checkpoint, or a fresh state made of `params`."""
