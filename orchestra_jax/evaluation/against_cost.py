@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
-from matplotlib.transforms import Bbox
 
 from orchestra_jax.envs.base import DO_NOTHING, EXPERT
 from orchestra_jax.evaluation.canvas import FAINT, INK, blank, headline, panel
@@ -124,47 +123,49 @@ def _cents(mark: Mark) -> str:
 
 
 def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark, Mark] | None) -> None:
-    """Write every label where it covers fewest marks, labels and parts of the arrow, as near to its mark as can be."""
+    """Write every label where it covers and its leader line crosses fewest things, as near to its mark as can be."""
     picture.draw_without_rendering()  # the layout must be known to measure texts
-    renderer, pixel = picture.canvas.get_renderer(), picture.dpi / 72  # type: ignore[attr-defined]
-
-    def around(x: float, y: float, radius: float) -> Bbox:
-        px, py = axes.transData.transform((x, y))
-        return Bbox.from_extents(px - radius, py - radius, px + radius, py + radius)
-
-    def covered(text: Annotation, place: tuple[float, tuple[int, int]]) -> float:
-        """Move the text and return how many things it covers; outside of the axes counts as many."""
-        distance, (dx, dy) = place
-        sides = {"ha": ("center", "left", "right")[dx], "va": ("center", "bottom", "top")[dy]}
-        text.set(position=(dx * distance * (0.75 if dy else 1), dy * distance * (0.75 if dx else 1)), **sides)
-        text.update_positions(renderer)
-        extent = Text.get_window_extent(text)  # an Annotation's own would include its line
-        near = extent.padded(2 * pixel).count_overlaps(taken) / 100  # to touch is better than to cover
-        outside = any(not inside.contains(*corner) for corner in extent.corners())
-        return extent.count_overlaps(taken) + near + len(taken) * outside
-
-    taken = [around(mark.x, mark.y, 7 * pixel) for mark in marks]
-    if arrow:
-        (a, b), along = arrow, np.linspace(0, 1, 30)
-        taken += [around(a.x + t * (b.x - a.x), a.y + t * (b.y - a.y), 2 * pixel) for t in along]
-    inside = axes.get_window_extent()
     leader = {"arrowstyle": "-", "color": "#b0b7bf", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 6}
-    directions = [(1, 0), (0, 1), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)]
-    places = list(itertools.product((11.0, 22.0, 36.0, 52.0, 70.0), directions))  # the nearest first
+    texts, pixel, size = list[Annotation](), picture.dpi / 72, 8.5 if len(marks) > CROWD else 10
     for mark in marks:
-        text = axes.annotate(
-            mark.label,
-            (mark.x, mark.y),
-            (0, 0),
-            textcoords="offset points",
-            fontsize=7.5 if mark.faint else 8.5 if len(marks) > CROWD else 10,
-            color=INK if mark.colour == FAINT else mark.colour,
-            fontweight="bold" if mark.bold else "normal",
-            arrowprops=leader,
-            zorder=5,
+        look: dict[str, Any] = {"color": INK if mark.colour == FAINT else mark.colour}
+        look |= {"textcoords": "offset points", "fontsize": 7.5 if mark.faint else size, "arrowprops": leader}
+        texts.append(
+            axes.annotate(mark.label, (mark.x, mark.y), (0, 0), zorder=5, weight=(400, 700)[mark.bold], **look)
         )
-        best = min(places, key=functools.partial(covered, text))
-        covered(text, best)
-        if text.arrow_patch is not None:
-            text.arrow_patch.set_visible(best[0] > 15)
-        taken.append(Text.get_window_extent(text))
+    points = axes.transData.transform([(mark.x, mark.y) for mark in marks])
+    sizes = np.array([Text.get_window_extent(text).size for text in texts])  # an Annotation's own includes its line
+    touch, along = 2 * pixel * np.array([-1, -1, 1, 1]), np.linspace(0, 1, 30)[:, None]
+    taken = np.tile(points, 2) + 3.5 * touch
+    if arrow:
+        start, end = axes.transData.transform([(mark.x, mark.y) for mark in arrow])
+        taken = np.vstack([taken, np.tile(start + along * (end - start), 2) + touch])
+    boxes, lines = np.full((len(marks), 4), np.nan), np.full((len(marks), len(along), 2), np.nan)  # of placed labels
+    inside = np.array([axes.get_window_extent().extents])
+
+    def cost(number: int, place: tuple[float, tuple[float, float]]) -> float:
+        """Place a label; count what it covers and labels that lines cross, for little marks that its line passes."""
+        distance, side = place[0], np.array(place[1])
+        low = points[number] + pixel * distance * side + sizes[number] * (np.sign(side) - 1) / 2
+        line = points[number] + along * (low + sizes[number] / 2 - points[number])
+        boxes[number], lines[number] = [*low, *(low + sizes[number])], line if distance > 15 else np.nan
+        box, line, rest = boxes[number], lines[number], boxes[np.arange(len(marks)) != number]
+        crossed = _in(line, rest + touch).any(0).sum() + _in(lines, (box + touch)[None]).any(1).sum() - (distance > 15)
+        passed, there = _in(line, taken[~_in(points[number], taken)]).any(0).sum(), np.vstack([taken, rest])
+        covered, near = (((a[:2] < there[:, 2:]) & (there[:, :2] < a[2:])).all(1).sum() for a in (box, box + touch))
+        return float(covered + crossed + (0 if _in(box.reshape(2, 2), inside).all() else 99) + passed / 32 + near / 800)
+
+    sides = [(1.0, 0.0), (0.0, 1.0), (0.0, -1.0), (-1.0, 0.0), *((x, y) for x in (0.75, -0.75) for y in (0.75, -0.75))]
+    sides += [(x * a, y * b) for x, y in ((0.9, 0.4), (0.4, 0.9)) for a, b in itertools.product((1, -1), repeat=2)]
+    places = list(itertools.product((11.0, 20.0, 30.0, 42.0, 56.0, 72.0, 90.0, 110.0), sides))  # the nearest first
+    for number in [*range(len(marks))] * 3:  # again, now that the others have places
+        best = distance, (dx, dy) = min(places, key=functools.partial(cost, number))
+        cost(number, best)
+        ha, va = ("center", "left", "right")[int(np.sign(dx))], ("center", "bottom", "top")[int(np.sign(dy))]
+        texts[number].set(position=(distance * dx, distance * dy), ha=ha, va=va)
+        if (patch := texts[number].arrow_patch) is not None:
+            patch.set_visible(distance > 15)
+
+
+def _in(points: np.ndarray, boxes: np.ndarray) -> Any:
+    return ((points[..., None, :] > boxes[:, :2]) & (points[..., None, :] < boxes[:, 2:])).all(-1)

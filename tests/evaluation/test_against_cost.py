@@ -1,0 +1,44 @@
+"""Labels of the picture of accuracy against cost: none covers another one, and no leader line runs through one."""
+
+from matplotlib.text import Text
+
+from orchestra_jax.evaluation.against_cost import accuracy_cost
+
+
+def figures(accuracy: float, cost: float) -> dict:
+    return {"accuracy": accuracy, "cost": cost}
+
+
+def test_no_leader_line_of_the_quickstarts_picture_runs_through_a_label():
+    summary = {
+        "before": figures(0.361, 0.0637),
+        "after": {**figures(0.959, 0.0775), "greedy": figures(0.955, 0.0781)},
+        "preference_swap": {
+            "after": {
+                "accuracy": figures(0.969, 0.0887),
+                "cost": figures(0.945, 0.0627),
+                "fast": figures(0.914, 0.0915),
+                "local": figures(0.875, 0.093),
+            }
+        },
+        "baselines": {
+            "random_tool": figures(0.311, 0.0711),
+            "strongest_expert": figures(0.225, 0.0505),
+            "cheapest_sufficient": figures(0.953, 0.0552),
+            "preference_oracle": figures(0.965, 0.0774),
+            "do_nothing": figures(0.0, 0.0),
+        },
+    }  # of seed 0, 2026-11-28
+    picture = accuracy_cost(summary)
+    picture.draw_without_rendering()
+    labels = {text: Text.get_window_extent(text) for text in picture.axes[0].texts if text.get_text()}
+    assert len(labels) == 12
+    lines = 0
+    for text, own in labels.items():
+        others = [box for other, box in labels.items() if other is not text]
+        assert not own.count_overlaps(others), text.get_text()
+        if text.arrow_patch.get_visible():
+            lines += 1
+            line = text.arrow_patch.get_transform().transform_path(text.arrow_patch.get_path())
+            assert not any(line.intersects_bbox(box, filled=False) for box in others), text.get_text()
+    assert lines
