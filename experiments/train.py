@@ -2,7 +2,6 @@
 
 python experiments/train.py
 python experiments/train.py seed=1 name=seed1 steps=100
-python experiments/train.py +experiment=gsm8k model=smollm2 data.path=questions.jsonl
 python experiments/train.py +experiment=hle model.path=checkpoints/Qwen3-8B
 python experiments/train.py +experiment=my_logs path=log.csv
 python experiments/train.py --multirun hydra/launcher=joblib reward.outcome=0.5,1 reward.compute=0,0.5,1
@@ -42,9 +41,8 @@ def main(config: "DictConfig") -> None:
         opening = f"{opening}\n{told}".strip()
     cfg, start = cli.configure(config), Start.of(config)
     if Path(cfg.output_dir, FILE_NAME).is_file():
-        from orchestra_jax.config.begun import another_run, nothing_left
+        from orchestra_jax.config.begun import nothing_left
 
-        cli.require(cfg, "train", start, lambda: another_run(cfg))
         if nothing_left(cfg):
             return
     cli.require(cfg, "train", start, lambda: [*missing(cfg), *environment_class(cfg).problems(cfg)])

@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from orchestra_jax.config.checks import flat
+from orchestra_jax.config.from_run import one_sentence
 from orchestra_jax.config.ranges import ConfigError, Settings
 from orchestra_jax.config.record import read
 
@@ -35,8 +36,8 @@ def require_same_run(meta: Mapping[str, Any], cfg: Settings, folder: str) -> Non
         raise ConfigError(f"{folder} holds another run ({'; '.join(changed)}): choose another name=..., or delete it.")
 
 
-def another_run(cfg: Settings) -> list[str]:
-    """Return a sentence if a checkpoint in the run's folder is of a run with another configuration.
+def require_own_folder(cfg: Settings) -> None:
+    """Raise ConfigError if a checkpoint in the run's folder is of a run with another configuration.
 
     A checkpoint that cannot be read is left to the run, which puts damaged ones aside.
     """
@@ -47,18 +48,16 @@ def another_run(cfg: Settings) -> list[str]:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             meta = json.loads(file.read_bytes())
         if isinstance(meta, dict) and isinstance(meta.get("config"), dict):
-            try:
-                require_same_run(meta, cfg, own or output_dir)
-            except ConfigError as error:
-                return [str(error)]
-    return []
+            require_same_run(meta, cfg, own or output_dir)
 
 
 def nothing_left(cfg: Settings) -> bool:
-    """Return whether this is a finished job of a sweep, and say where its figures are.
+    """Return whether this is a finished job of a sweep, and say where its figures are; refuse another run's folder.
 
     Outside a sweep a finished run shows its figures again.
     """
+    with one_sentence():
+        require_own_folder(cfg)
     folder = Path(cfg.as_dict()["output_dir"])
     done = HydraConfig.get().mode is RunMode.MULTIRUN and _finished(cfg, folder)
     if done:

@@ -26,8 +26,7 @@ def test_another_runs_folder_is_refused_before_jax_is_imported(tmp_path: Path):
     refusal = f"{tmp_path} holds another run (seed: 0 -> 1): choose another name=..., or delete it."
     assert (status, printed, sentences) == (2, "", [refusal])
     assert told.startswith("jax=False")
-    (record,) = json.loads((tmp_path / "run.json").read_text())["starts"]
-    assert (record["outcome"], record["reason"]) == ("refused", refusal)
+    assert json.loads((tmp_path / "run.json").read_text())["starts"] == []  # the record is the other run's
 
 
 def test_a_checkpoint_that_cannot_be_read_is_left_to_the_run(tmp_path: Path):
