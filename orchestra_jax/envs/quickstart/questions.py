@@ -49,6 +49,7 @@ RESULTS = range(100)
 
 
 def _arithmetic(rng: np.random.Generator) -> tuple[QuickstartQuestion, tuple[object, ...]]:
+    form = int(rng.integers(4))  # drawn once: where "-" follows most products, a policy writes it without reading
     while True:
         a, b, c = (int(x) for x in (*rng.integers(2, 33, 2), rng.integers(2, 100)))
         expression, value = [
@@ -56,7 +57,7 @@ def _arithmetic(rng: np.random.Generator) -> tuple[QuickstartQuestion, tuple[obj
             (f"{a} * {b} + {c}", a * b + c),
             (f"{a} * {b} - {c}", a * b - c),
             (f"{c} + {a} * {b}", c + a * b),
-        ][int(rng.integers(4))]
+        ][form]
         if value in RESULTS:
             facts = expression.replace("+", " ").replace("-", " ").replace("*", " ").split()
             wrong, text = near(value, (10, -10, 2, -1)), f"What is {expression}?"
