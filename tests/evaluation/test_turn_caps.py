@@ -33,7 +33,7 @@ from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, Too
 PRICES = PriceList("test", "2026-11-20", "test", {"orchestrator": Price(input=1.0, output=2.0)})
 LIMITS = RolloutLimits(max_turns=3, max_calls=3, max_length=1500, max_new_tokens=32)
 CAPS = [1, 2, 5]
-QUESTIONS = 24
+QUESTIONS = 40
 
 
 @pytest.fixture(scope="module")
