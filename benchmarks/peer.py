@@ -19,7 +19,7 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"
-    + (" --xla_backend_optimization_level=0" if "--smoke" in sys.argv else ""),  # a try's times mean nothing
+    + (" --xla_backend_optimization_level=0" if "--smoke" in sys.argv else ""),  # times of the short form mean nothing
     "JAX_PLATFORMS": "cpu",
     "HF_HUB_OFFLINE": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",

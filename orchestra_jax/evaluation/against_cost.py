@@ -123,7 +123,7 @@ def _cents(mark: Mark) -> str:
 
 
 def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark, Mark] | None) -> None:
-    """Write every label where it covers and its leader line crosses fewest things, as near to its mark as can be."""
+    """Write each label near its mark, where it and its leader line cover and cross the fewest things."""
     picture.draw_without_rendering()  # the layout must be known to measure texts
     leader = {"arrowstyle": "-", "color": "#b0b7bf", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 6}
     texts, pixel, size = list[Annotation](), picture.dpi / 72, 8.5 if len(marks) > CROWD else 10
@@ -144,7 +144,10 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
     inside = np.array([axes.get_window_extent().extents])
 
     def cost(number: int, place: tuple[float, tuple[float, float]]) -> float:
-        """Place a label; count what it covers and labels that lines cross, for little marks that its line passes."""
+        """Place a label and return how bad the place is.
+
+        What it covers counts 1, a label that a line crosses 1, a mark that its line passes little.
+        """
         distance, side = place[0], np.array(place[1])
         low = points[number] + pixel * distance * side + sizes[number] * (np.sign(side) - 1) / 2
         line = points[number] + along * (low + sizes[number] / 2 - points[number])
@@ -168,4 +171,5 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
 
 
 def _in(points: np.ndarray, boxes: np.ndarray) -> Any:
+    """Return whether each point lies in each box, whose columns are its left, lower, right and upper edges."""
     return ((points[..., None, :] > boxes[:, :2]) & (points[..., None, :] < boxes[:, 2:])).all(-1)

@@ -37,7 +37,7 @@ NAMES = {
 def renamed(task: Task, split: str, tools: Collection[str], share: float = 1.0) -> Task:
     """Return the task with a share of these tools under names of the split, no colour twice.
 
-    Figures and tables count a tool under its usual name, which the task's instance keeps as a catalogue's does.
+    The task's instance says which usual name each drawn one stands for: figures and tables count a tool under that.
     """
     rng = np.random.default_rng(zlib.crc32(repr((task.question, *task.tools)).encode()))
     names = (pick(NAMES[split][place], rng) for place in rng.permutation(len(COLOURS)))
