@@ -42,7 +42,7 @@ def configure(config: DictConfig) -> RunConfig:
     except (ConfigError, OmegaConfBaseException, OSError) as error:
         from orchestra_jax.config.errors import explain_error
 
-        end(explain_error(error, folder))  # raised further, Hydra would put a line of its own above the sentence
+        end(explain_error(error, folder), folder)  # raised further, Hydra would put a line of its own above it
     if run.rollout.server.share_gpus:
         # JAX keeps what it once took of a GPU, unless this says otherwise before it starts (engines/gpus.py).
         os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
@@ -69,7 +69,7 @@ def require(
     if lacking:
         with contextlib.suppress(ConfigError), RunRecord(Path(cfg.output_dir, folder), cfg, command, start):
             raise ConfigError(lacking)
-        end(lacking)
+        end(lacking, cfg.output_dir)
 
 
 def opening(config: DictConfig) -> str:
@@ -119,8 +119,10 @@ def user_errors(*, ends_process: bool = False) -> Iterator[None]:
                     signal.signal(number, lambda *_: os._exit(status))
 
 
-def end(message: str) -> NoReturn:
-    """End the process with a sentence on standard error, as every user's error does."""
+def end(message: str, folder: str = "") -> NoReturn:
+    """End the process with a sentence on standard error, as every user's error does; `folder` goes if it is empty."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
     print(message, file=sys.stderr)
     sys.exit(USAGE_ERROR)
 

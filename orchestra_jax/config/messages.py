@@ -5,7 +5,7 @@ import traceback
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 
-from hydra.errors import MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from orchestra_jax.config.ranges import shown, unknown_choice
@@ -58,6 +58,11 @@ def explain(error: BaseException) -> str:
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
     for cause in chain:
+        if isinstance(cause, OverrideParseException):
+            return (
+                f"{shown(cause.override)!r} is no setting: write KEY=VALUE, close every bracket and quote, and put quotes "
+                "around a value that has some of its own."
+            )
         if isinstance(cause, ConfigAttributeError | ConfigKeyError):
             key = str(cause.full_key)
             return unknown_key(key) if key.partition(".")[0] != "hydra" else _one_line(f"{chain[0]} {cause}")

@@ -1,10 +1,11 @@
 """Rules among the settings of plug-ins: adapters, servers, experts and MCP; loaded when a run sets one of them."""
 
+import re
 from urllib.parse import urlsplit
 
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.choices import EngineName
-from orchestra_jax.config.ranges import broken_rules
+from orchestra_jax.config.ranges import broken_rules, shown
 from orchestra_jax.config.roles import Role
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import ConfigError, ModelConfig, WarmStartConfig
@@ -103,16 +104,19 @@ def oversample_problems(rollout: RolloutConfig, tasks_per_step: int) -> list[str
 
 def checkpoint_problems(folder: str) -> list[str]:
     """Return what is wrong with the place of the checkpoints, as it is written; ask no bucket."""
-    scheme, bucket, path = (address := urlsplit(folder)).scheme, address.netloc, address.path.strip("/")
+    url = re.match(r"([A-Za-z][\w+.-]*):(//[^/]+/+[^/])?", folder)
+    if url is None:
+        return []
+    scheme, path = url.groups()
     return broken_rules(
         (
-            scheme not in ("", "gs"),
-            f"checkpoint.folder={folder}: Orbax writes to disks and to gs:// alone, not to {scheme}://. Name "
-            "gs://BUCKET/PATH, or a folder of a disk that all nodes see.",
+            scheme != "gs",
+            f"checkpoint.folder={shown(folder)}: Orbax writes to disks and to gs:// alone, not to {shown(scheme)}://. "
+            "Name gs://BUCKET/PATH, or a folder of a disk that all nodes see.",
         ),
         (
-            scheme == "gs" and not (bucket and path),
-            f"checkpoint.folder={folder} must name a path in a bucket: gs://BUCKET/PATH.",
+            scheme == "gs" and path is None,
+            f"checkpoint.folder={shown(folder)} must name a path in a bucket: gs://BUCKET/PATH.",
         ),
     )
 

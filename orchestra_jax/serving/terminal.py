@@ -26,7 +26,6 @@ def ask(policy: str, settings: Sequence[str], question: str, limits: Mapping[str
         found = _streamed(orchestrator, question, limits)
         print(found.trace, file=sys.stderr)
         if _lacks_money(found):
-            _tell("No call was made: each costs more than is left of --max-usd or of a budget; raise it.")
             return HALTED
         return 0 if found.answer is not None else _NO_ANSWER
 
@@ -79,7 +78,7 @@ def _opened(policy: str, settings: Sequence[str], work: Callable[[Orchestrator],
 
 
 def _streamed(orchestrator: Orchestrator, question: str, options: Mapping[str, Any]) -> Answer:
-    """Tell each call as it comes, and print the answer."""
+    """Tell each call as it comes, and print the answer, unless every call was refused for money."""
     for step in orchestrator.stream(question, **options):
         if isinstance(step, CallStep) and sys.stderr.isatty():
             sys.stderr.write(told(step))
@@ -87,6 +86,9 @@ def _streamed(orchestrator: Orchestrator, question: str, options: Mapping[str, A
         elif isinstance(step, Answer):
             if step.answer is None:
                 _tell(f"There is no answer: {step.reason.rstrip('.')}.")
+            elif _lacks_money(step):
+                _tell("No call was made: each costs more than is left of --max-usd or of a budget; raise it.")
+                _tell(f"Without one the policy says: {step.answer}")
             else:
                 print(step.answer, flush=True)
             return step

@@ -159,6 +159,8 @@ def test_a_value_is_checked_without_a_command_line_too() -> None:
         ("seed=" + "1" * 5000, "Exceeds the limit (4300 digits) for integer string conversion"),
         ("reward.outcome=" + "1" * 400, "reward.outcome is a number that 32 bits do not hold: change it."),
         ("tools.names=" + "[" * 1000 + "]" * 1000, "A setting has too many brackets within brackets to be read."),
+        ("", "'' is no setting: write KEY=VALUE, close every bracket and quote, and put quotes around a value that"),
+        ("name=[1", "'name=[1' is no setting: write KEY=VALUE"),
         ("rollout=[[1]]", "A setting has a kind of value that its place does not take"),
         ("tools=null", "Config group override must be a string or a list. Got NoneType"),
         ("mesh=mine", "mesh/mine.yaml"),

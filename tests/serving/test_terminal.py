@@ -20,7 +20,7 @@ ORACLE = "baseline:preference_oracle"
         (["What is 7 * 8 + 3?", "--wish", "keep the cost low"], 0, "59\n", "1 call, "),
         (["What is 7 * 8 + 3?", "seed=1", "--max-usd", "1"], 0, "59\n", "1 call, "),
         (["What is 7 * 8 + 3?", "--max-seconds", "0"], 1, "", "There is no answer: no answer within 0 s.\n0 calls"),
-        (["What is 7 * 8 + 3?", "--max-usd", "0.0001"], 3, "unknown\n", "No call was made: each costs more than is"),
+        (["What is 7 * 8 + 3?", "--max-usd", "0.0001"], 3, "", "raise it.\nWithout one the policy says: unknown\n"),
         (["Who is the pope?"], 2, "", "The quickstart's world knows no such question"),
         (["What is 7 * 8 + 3?", "sed=1"], 2, "", "did you mean"),
         (["What is 7 * 8 + 3?", "Who?"], 2, "", "'Who?' is no setting: write KEY=VALUE"),

@@ -152,6 +152,7 @@ def test_a_server_that_is_silent_is_one_sentence(folder: str, monkeypatch):
     ("place", "words"),
     [
         ("s3://bucket/run", "not to s3://"),
+        ("'http://['", "not to http://"),
         ("gs://bucket", "gs://BUCKET/PATH"),
         ("gs:///run", "gs://BUCKET/PATH"),
     ],

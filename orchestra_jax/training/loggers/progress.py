@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich import progress as rich_progress
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from orchestra_jax.types import Trajectory
 
@@ -90,7 +91,8 @@ class ProgressBar:
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        # As a Text, as `markup=False` would also show the marks of the table below.
+        self._console.print(Text(text), highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

@@ -114,7 +114,10 @@ def test_the_bar_leaves_to_the_table_what_it_shows():
     with ProgressBar(2, phase="policy", console=Console(file=out, force_terminal=True, width=120, height=24)) as bar:
         show_step(bar, 1, metrics)
         bar.show([rollout("sum", "python")])
+        bar.print("saved [step 1]")
         show_step(bar, 2, metrics)
+    assert "saved [step 1]" in out.getvalue()
+    assert "[bold]" not in out.getvalue()
     last = out.getvalue().rpartition("policy")[2]
     assert "reward 0.25" in last
     assert "the latest 1 rollouts" in last
