@@ -60,8 +60,8 @@ def explain(error: BaseException) -> str:
     for cause in chain:
         if isinstance(cause, OverrideParseException):
             return (
-                f"{shown(cause.override)!r} is no setting: write KEY=VALUE, close every bracket and quote, and put quotes "
-                "around a value that has some of its own."
+                f"{shown(cause.override)!r} is no setting: write KEY=VALUE, close every bracket and quote, and put "
+                "quotes around a value that has some of its own."
             )
         if isinstance(cause, ConfigAttributeError | ConfigKeyError):
             key = str(cause.full_key)
