@@ -65,11 +65,21 @@ def accuracy_cost(summary: Mapping[str, Any]) -> Figure | None:
     by_label = {mark.label: mark for mark in marks}
     before, after = by_label.get("before training"), by_label.get("after training")
     title, detail, arrow = "Accuracy against cost", "", None
+    if len(marks) > CROWD:
+        scripts = [mark for mark in marks if mark.marker == "s" and "oracle" not in mark.label]
+        marks = [mark._replace(label="") if _outdone(mark, scripts) else mark for mark in marks]
     if before and after:
         title = f"After training {after.y:.0f} % right for {_cents(after)} cents a question"
         detail = f"Before: {before.y:.0f} % right for {_cents(before)} cents"
+        detail += ". Squares without a name: scripts that another one outdoes" if len(marks) > CROWD else ""
         arrow = (before, after) if (before.x, before.y) != (after.x, after.y) else None
     return draw_marks(marks, title, detail, arrow=arrow, log=wide)
+
+
+def _outdone(mark: Mark, scripts: Sequence[Mark]) -> bool:
+    """Return whether this is one of the scripts, and another one is as often right for as little, and better at one."""
+    better = (other for other in scripts if (other.x, other.y) != (mark.x, mark.y))
+    return mark in scripts and any(other.x <= mark.x and other.y >= mark.y for other in better)
 
 
 def draw_marks(
@@ -81,7 +91,7 @@ def draw_marks(
     front: Sequence[tuple[float, float]] = (),
     log: bool = False,
 ) -> Figure:
-    """Draw at least one mark, with labels and a headline of two lines.
+    """Draw at least one mark, with their labels, if they have some, and a headline of two lines.
 
     Args:
         arrow: from one mark to another.
@@ -127,6 +137,9 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
     picture.draw_without_rendering()  # the layout must be known to measure texts
     leader = {"arrowstyle": "-", "color": "#b0b7bf", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 6}
     texts, pixel, size = list[Annotation](), picture.dpi / 72, 8.5 if len(marks) > CROWD else 10
+    touch, along = 2 * pixel * np.array([-1, -1, 1, 1]), np.linspace(0, 1, 30)[:, None]
+    taken = np.tile(axes.transData.transform([(mark.x, mark.y) for mark in marks]), 2) + 3.5 * touch
+    marks = [mark for mark in marks if mark.label]
     for mark in marks:
         look: dict[str, Any] = {"color": INK if mark.colour == FAINT else mark.colour}
         look |= {"textcoords": "offset points", "fontsize": 7.5 if mark.faint else size, "arrowprops": leader}
@@ -135,8 +148,6 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
         )
     points = axes.transData.transform([(mark.x, mark.y) for mark in marks])
     sizes = np.array([Text.get_window_extent(text).size for text in texts])  # an Annotation's own includes its line
-    touch, along = 2 * pixel * np.array([-1, -1, 1, 1]), np.linspace(0, 1, 30)[:, None]
-    taken = np.tile(points, 2) + 3.5 * touch
     if arrow:
         start, end = axes.transData.transform([(mark.x, mark.y) for mark in arrow])
         taken = np.vstack([taken, np.tile(start + along * (end - start), 2) + touch])

@@ -29,10 +29,33 @@ def test_no_leader_line_of_the_quickstarts_picture_runs_through_a_label():
             "do_nothing": figures(0.0, 0.0),
         },
     }  # of seed 0, 2026-11-28
+    labels, lines = placed(summary)
+    assert len(labels) == 12
+    assert lines
+
+
+def test_in_a_crowd_a_script_that_another_one_outdoes_has_no_name():
+    crowd = {f"expert/model-{n}-of-a-maker": figures(0.8 + 0.01 * n, 1e-3 * 1.1**n) for n in range(14)}
+    scripts = {
+        "oracle": figures(0.99, 1.7e-4),  # outdoes none: no policy can know what it knows
+        "code_cheap": figures(0.9, 1.35e-4),
+        "cascade": figures(0.91, 1.1e-3),
+        "router_code": figures(0.9, 9e-4),
+        "best": figures(0.91, 2.8e-3),
+        "again": figures(0.91, 1.1e-3),
+    }
+    labels, _ = placed({"after": figures(0.9, 6e-4), "before": figures(0.89, 7e-4), "baselines": crowd | scripts})
+    assert labels.count("after training") == 1
+    named = {"again", "cascade", "code cheap", "oracle"}
+    assert {label for label in labels if "model-" not in label} == named | {"after training", "before training"}
+    assert sum("model-" in label for label in labels) == 14
+
+
+def placed(summary: dict) -> tuple[list[str], int]:
+    """The labels of a picture, none of which covers another one or is crossed by a line, and the number of lines."""
     picture = accuracy_cost(summary)
     picture.draw_without_rendering()
     labels = {text: Text.get_window_extent(text) for text in picture.axes[0].texts if text.get_text()}
-    assert len(labels) == 12
     lines = 0
     for text, own in labels.items():
         others = [box for other, box in labels.items() if other is not text]
@@ -41,4 +64,4 @@ def test_no_leader_line_of_the_quickstarts_picture_runs_through_a_label():
             lines += 1
             line = text.arrow_patch.get_transform().transform_path(text.arrow_patch.get_path())
             assert not any(line.intersects_bbox(box, filled=False) for box in others), text.get_text()
-    assert lines
+    return [text.get_text() for text in labels], lines
