@@ -26,6 +26,7 @@ def main() -> None:
     if name == "--version":
         print(__version__)
         return
+    name = name.replace("_", "-")
     if name not in scripts:
         near = get_close_matches(name, scripts, 1)
         wanted = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(scripts)}."

@@ -33,7 +33,13 @@ async def broken() -> str:
 def settings(tmp_path: Path) -> list[str]:
     passages = tmp_path / "wiki.jsonl"
     passages.write_text(json.dumps({"title": "Oslo", "text": "Capital of Norway."}) + "\n")
-    return ["env=qa", "tools=offline", f"tools.search.corpus={passages}", f"output_dir={tmp_path / 'out'}"]
+    return [
+        "env=qa",
+        "tools=offline",
+        "tools.relay=true",
+        f"tools.search.corpus={passages}",
+        f"output_dir={tmp_path / 'out'}",
+    ]
 
 
 def talked(settings: list[str], work: Callable[[Any], Coroutine[Any, Any, None]], http: bool = False) -> None:

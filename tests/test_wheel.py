@@ -52,6 +52,7 @@ def test_every_script_is_a_command() -> None:
     assert commands == {file.stem.replace("_", "-") for file in EXPERIMENTS.glob("*.py")}
     wrong = command(Path(sys.executable), ROOT, "trian")
     assert (wrong.returncode, wrong.stderr) == (2, "There is no command 'trian'; did you mean 'train'?\n")
+    assert "usage: fetch_policy" in command(Path(sys.executable), ROOT, "fetch_policy", "--help").stdout
 
 
 @pytest.mark.slow

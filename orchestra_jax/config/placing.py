@@ -15,7 +15,7 @@ _PLACES = (
     *("rollout.server.gpus", "rollout.server.count", "rollout.server.share_gpus"),
 )
 _SIZES = ("data", "fsdp", "tensor")
-_PYTHON = ".venv-sglang/bin/python"  # of `make sglang`
+_PYTHON = ".venv-sglang/bin/python"  # of `make sglang-cpu`
 
 
 def placed(config: DictConfig, given: Sequence[str]) -> tuple[DictConfig, str]:

@@ -158,7 +158,7 @@ class DataConfig(Settings):
     eval_path: str | None = None  # file or folder of evaluation questions
     on_bad_row: OnBadRow = OnBadRow.error  # a row that no question can be made of; skip: left out and counted
     note: str | None = text(None, blank=True)  # what a run on `mixture` says of it when it starts
-    eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation
+    eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation, but at most half
     preferences: bool = True  # append a user preference to every question
     preferences_file: str | None = None  # wordings of experiments/synthesize.py; null: those that come with us
     preferences_per_question: int = at_least(1, 1)  # wishes that a step poses each training question under

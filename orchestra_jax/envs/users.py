@@ -85,15 +85,16 @@ class SimulatedUser:
         if text != self._asked:
             self._asked, self._steps, self._rows = text, [], ()
         said = [*self._past, {"role": "assistant", "content": text}]
-        while len(self._steps) <= 2 * MOST_CALLS:
+        while True:
             call, words, done = await self._next([*said, *self._steps])
             if call is None:
                 self._past, self._asked = [*said, *self._steps, {"role": "user", "content": words}], ""
                 return UserTurn(words, done or any(stop in words for stop in STOPS), self._rows)
+            if len(self._steps) >= 2 * MOST_CALLS:
+                raise InfrastructureError(f"The user {self._name!r} made {MOST_CALLS} calls without a word.")
             result = self._result(call)  # nothing is awaited from here on: a call that was made is noted
             own = json.dumps({"action": call.name, "arguments": json.dumps(call.arguments), "words": ""})
             self._steps += [{"role": "user", "content": own}, {"role": "assistant", "content": result}]
-        raise InfrastructureError(f"The user {self._name!r} made {MOST_CALLS} calls without a word.")
 
     async def _next(self, conversation: Sequence[Mapping[str, str]]) -> tuple[ToolCall | None, str, bool]:
         """Return a call of the user, or their words and whether they end the conversation."""

@@ -99,9 +99,11 @@ async def test_a_failure_costs_nothing_twice(stub, client):
 
 async def test_a_dead_server_and_a_user_who_only_calls_are_infrastructure_failures(stub, client):
     stub.says(step("toggle", on=True))
-    user = SimulatedUser(client, "", Budget(), tools=[TOOL], act=lambda call: "on")
+    called = []
+    user = SimulatedUser(client, "", Budget(), tools=[TOOL], act=lambda call: called.append(call) or "on")
     with pytest.raises(InfrastructureError, match=f"made {MOST_CALLS} calls without a word"):
         await user.reply("Turn it on.")
+    assert len(called) == MOST_CALLS
     stub.faults += [status(500)]
     with pytest.raises(InfrastructureError, match="status 500"):
         await SimulatedUser(client, "", Budget()).reply("Hello?")
