@@ -89,8 +89,8 @@ class OfferedTools:
 def served(cfg: WorldConfig) -> WorldConfig:
     """Return the settings with one fixed menu of all that can be called by itself.
 
-    Nobody poses a task here, so nothing is drawn, judged or answered, experts that are simulated know nothing, and each call
-    stands alone, so that there is no earlier result to hand over.
+    Nobody poses a task here, so nothing is drawn, judged or answered, and experts that are simulated know nothing. Each
+    call stands alone, so that there is no earlier result to hand over.
     """
     names = [name for name in cfg.tools.names if name != ANSWER_TOOL.name]
     alone = {"evaluation": EvaluationOffer(), "menu": MenuRule(), "simulated": {}, "judge": "match", "relay": False}
