@@ -7,7 +7,7 @@ import pytest
 
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList, call_rows
-from orchestra_jax.tools.base import FunctionTool, tool
+from orchestra_jax.tools.base import FunctionTool, tool, unreachable
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
 
@@ -150,3 +150,9 @@ def test_rewards_count_by_the_instances_list_and_what_was_not_billed_stays_free(
     assert rewarded(paid.priced(Usage("web"))) == Usage("web", cost_usd=0.4, price_list="shown")
     assert rewarded(Usage("web", price_list="paid")) == Usage("web", price_list="shown")
     assert rewarded(Usage("other", cost_usd=3.0)) == Usage("other", cost_usd=3.0, price_list="shown")
+
+
+@pytest.mark.parametrize("url", ["http://HOST:PORT/v1", "http://h:99999", "http://a..b/v1", f"http://{'a' * 70}.com"])
+def test_an_address_that_there_cannot_be_is_a_sentence(url: str):
+    (said,) = unreachable("it", url)
+    assert said.startswith(f"No server answers at {url} for it (")
