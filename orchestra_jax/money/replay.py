@@ -78,9 +78,9 @@ class Replay:
             self._writer = Writer(Path(path), overwrite=mode == "record")
             self._reader = connect(Path(path))
             with contextlib.suppress(OSError):  # still no room: the first call that has to be paid says so
-                for row in tuple(self._unsaved.rows.values()):
+                for row in (waiting := frozenset(self._unsaved.rows.values())):
                     self._writer.put(row).result()
-                self._unsaved.saved()
+                self._unsaved.saved(waiting)
 
     async def call(
         self, kind: str, request: Mapping[str, Any], run: Callable[[], Coroutine[Any, Any, Recorded]]
@@ -188,7 +188,7 @@ class Replay:
 
     async def _catch_up(self) -> None:
         """Write what waits; raise ReplayBroken: the file still does not take it."""
-        waiting = tuple(self._unsaved.rows.values())
+        waiting = frozenset(self._unsaved.rows.values())
         if not waiting:
             return
         assert self._writer is not None
@@ -196,7 +196,7 @@ class Replay:
             await asyncio.gather(*(asyncio.wrap_future(self._writer.put(row)) for row in waiting))
         except OSError as error:
             raise ReplayBroken(f"{error}: make room, or end what locks the file.{kept_in(self._path)}") from None
-        self._unsaved.saved()
+        self._unsaved.saved(waiting)
 
     def _landed(self, name: str, task: "asyncio.Task[Recorded]") -> None:
         if self._flights.get(name) is task:
