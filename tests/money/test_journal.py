@@ -32,6 +32,17 @@ def state(usd: float, tokens: int, calls: int, name: str = "gpt-5") -> dict:
     return {name: [str(calls * Fraction(usd)), calls * tokens, calls]}
 
 
+def test_a_call_that_ends_after_the_bill_was_closed_writes_to_no_other_file(tmp_path: Path):
+    journal = Journal(tmp_path / "spent.jsonl")
+    call = journal.reserve(WORST)
+    journal.close()
+    # The other file gets the number of the closed one.
+    with (tmp_path / "other").open("wb"), pytest.raises(OSError, match="Bad file descriptor"):
+        journal.end(call, PAID)
+    assert (tmp_path / "other").read_bytes() == b""
+    assert bill(tmp_path) == ({}, state(0.1, 1000, 1))
+
+
 async def test_the_worst_case_is_on_the_disk_before_a_request_leaves(tmp_path: Path):
     money = RunBudget(BudgetConfig(), tmp_path)
     reservation = await acquire(money.step(), WORST)
