@@ -101,7 +101,7 @@ class FunctionTool(Tool):
         except ValueError as error:
             answer = ToolResult(str(error) or type(error).__name__, is_error=True)
         except OSError as error:
-            raise InfrastructureError(f"{self.spec.name} failed: {error or type(error).__name__}.") from error
+            raise InfrastructureError(f"{self.spec.name} failed: {str(error) or type(error).__name__}.") from error
         result = as_result(answer)
         if result.refused:
             return result

@@ -107,9 +107,9 @@ def test_errors_are_of_three_kinds():
 
     result = execute(fails, {})
     assert (result.text, result.is_error, result.usage[0].cost_usd) == ("No such city.", True, 0.5)
-    for error in (TimeoutError(), ConnectionResetError("gone"), InfrastructureError("away")):
+    for error, said in ((TimeoutError(), "TimeoutError"), (OSError("gone"), "gone"), (InfrastructureError("o"), "o")):
         errors.append(error)
-        with pytest.raises(InfrastructureError):
+        with pytest.raises(InfrastructureError, match=said):
             execute(fails, {})
     errors.append(KeyError("a bug"))
     with pytest.raises(KeyError):
