@@ -137,6 +137,17 @@ def test_rows_and_seconds():
     assert asyncio.run(slow()) == "done"  # still a function
 
 
+def test_a_refused_call_costs_what_its_rows_say():
+    spent = Usage("lazy", cost_usd=0.01, seconds=1.0)
+
+    @tool(price_usd=0.5, latency_s=9.0)
+    async def lazy() -> ToolResult:
+        """Finds nothing to do."""
+        return ToolResult("There is nothing to run.", (spent,), is_error=True, refused=True)
+
+    assert execute(lazy, {}).usage == (spent,)
+
+
 def test_rewards_count_by_the_instances_list_and_what_was_not_billed_stays_free():
     paid = PriceList("paid", "d", "s", {"model": Price(output=2.0), "web": Price(call=0.1)})
     shown = PriceList("shown", "d", "s", {"model": Price(output=8.0), "web": Price(call=0.4)})
