@@ -123,8 +123,8 @@ class Replay:
         return await asyncio.shield(task)
 
     async def keep(self, kind: str, request: Mapping[str, Any], recorded: Recorded) -> None:
-        """Record an answer that was paid for, whoever asked; do nothing in the modes that record nothing."""
-        if self._writer is not None:
+        """Record an answer that was paid for and came too late, where there is none; a caller may have seen another."""
+        if self._writer is not None and (self.mode != "record" or self._find(key(kind, request)) is None):
             await self._save(row_of(kind, request, encode(recorded)))
 
     def recorded_answer(self, kind: str, request: Mapping[str, Any]) -> Recorded | None:

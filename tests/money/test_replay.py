@@ -196,6 +196,19 @@ async def test_of_two_answers_to_one_request_all_callers_see_the_recorded_one(fi
     again.close()
 
 
+@pytest.mark.parametrize("mode", ["record", "replay_or_record"])
+async def test_an_answer_that_comes_late_takes_the_place_of_none(file: Path, mode: str):
+    replay = Replay(file, mode)
+    seen = await replay.call("chat", REQUEST, Service(ANSWER))  # made again after a time-out
+    await replay.keep("chat", REQUEST, Recorded("of the first request"))
+    await replay.keep("chat", {"q": "never made again"}, Recorded("late"))
+    replay.close()
+    again = Replay(file, "replay")
+    assert await again.call("chat", REQUEST, refuse) == seen
+    assert (await again.call("chat", {"q": "never made again"}, refuse)).value == "late"
+    again.close()
+
+
 async def test_a_call_whose_caller_gives_up_is_kept(file: Path):
     replay = Replay(file, "replay_or_record")
     service, broken = Service(seconds=0.01), Service(fails=1, seconds=0.01)
