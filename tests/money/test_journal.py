@@ -295,3 +295,20 @@ async def test_a_full_disk_stops_the_paying_and_harms_no_line(tmp_path: Path, mo
     monkeypatch.undo()
     (await acquire(money.run, WORST)).settle(PAID)
     assert bill(tmp_path) == (state(0.01, 100, 1), state(0.1, 1000, 1))
+
+
+async def test_who_still_waits_for_a_request_that_is_cut_at_the_end_is_told():
+    budget, begun = Budget(), asyncio.Event()
+
+    async def send() -> Recorded:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    calls = PaidCalls(Limiter(1), replay=None, timeout_s=60.0, retries=3)
+    waiting = asyncio.create_task(calls.call("chat", {}, WORST, send, budget=budget))
+    await begun.wait()
+    await calls.close(0.0)
+    with pytest.raises(InfrastructureError, match="was closed before it answered"):
+        await waiting
+    assert (budget.spent.usd, budget.reserved.usd) == (0.1, 0.0)
