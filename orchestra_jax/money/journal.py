@@ -88,6 +88,7 @@ class Journal:
         """Close the file."""
         os.fsync(self._file)
         os.close(self._file)
+        self._file = -1  # the number is soon that of another file, which a late call must not write to
 
     async def _sync(self) -> None:
         reached = self._written

@@ -155,6 +155,8 @@ class PaidCalls:
                 raise InfrastructureError(
                     f"{worst.name} did not answer within {self._timeout_s:g} s; raise its timeout_s if it needs longer."
                 )
+            if task.cancelled():  # by `close`, not by whoever waits here
+                raise InfrastructureError(f"The client of {worst.name} was closed before it answered.")
             outcome, row = task.result()
             charged += [row] if row is not None else []
             if isinstance(outcome, Recorded):

@@ -85,5 +85,5 @@ def named(key: str, name: str) -> PriceList:
         raise ConfigError(f"{key}={name} is no price list: use one of {known}.")
     try:
         return load(file)
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # the former of the list that it names as its base
         raise ConfigError(str(error)) from error

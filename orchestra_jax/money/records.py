@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax.io.whole import replacing
 from orchestra_jax.money.store import Recorded, Row, create, decode, line_of, open_to_read, read_line
 
 
@@ -26,9 +27,12 @@ class Merged:
 
 
 def export(path: str | Path, jsonl: str | Path) -> int:
-    """Write all rows, sorted by key, one JSON object per line; equal sets give equal files. Return their number."""
+    """Write all rows, sorted by key, one JSON object per line; equal sets give equal files. Return their number.
+
+    A file that is there already stays if something fails.
+    """
     count = 0
-    with Path(jsonl).open("w", encoding="ascii") as out:
+    with replacing(Path(jsonl)) as part, part.open("w", encoding="ascii") as out:
         for row in _rows(Path(path)):
             out.write(line_of(row) + "\n")
             count += 1

@@ -78,9 +78,9 @@ class Replay:
             self._writer = Writer(Path(path), overwrite=mode == "record")
             self._reader = connect(Path(path))
             with contextlib.suppress(OSError):  # still no room: the first call that has to be paid says so
-                for row in tuple(self._unsaved.rows.values()):
+                for row in (waiting := frozenset(self._unsaved.rows.values())):
                     self._writer.put(row).result()
-                self._unsaved.saved()
+                self._unsaved.saved(waiting)
 
     async def call(
         self, kind: str, request: Mapping[str, Any], run: Callable[[], Coroutine[Any, Any, Recorded]]
@@ -123,8 +123,8 @@ class Replay:
         return await asyncio.shield(task)
 
     async def keep(self, kind: str, request: Mapping[str, Any], recorded: Recorded) -> None:
-        """Record an answer that was paid for, whoever asked; do nothing in the modes that record nothing."""
-        if self._writer is not None:
+        """Record an answer that was paid for and came too late, where there is none; a caller may have seen another."""
+        if self._writer is not None and (self.mode != "record" or self._find(key(kind, request)) is None):
             await self._save(row_of(kind, request, encode(recorded)))
 
     def recorded_answer(self, kind: str, request: Mapping[str, Any]) -> Recorded | None:
@@ -155,8 +155,8 @@ class Replay:
         await self._catch_up()
         text = encode(await run())
         await self._save((name, kind, CANONICAL.encode(request), text))
-        # Read back, so that a caller sees the same value (a tuple is a list now) recorded and replayed.
-        return decode(text)
+        # Read back, so that a caller sees the same recorded and replayed, also where another answer came first.
+        return self._find(name) or decode(text)
 
     def _find(self, name: str) -> Recorded | None:
         """Return what is recorded under a key. It takes some ten microseconds, so it runs in the event loop.
@@ -188,7 +188,7 @@ class Replay:
 
     async def _catch_up(self) -> None:
         """Write what waits; raise ReplayBroken: the file still does not take it."""
-        waiting = tuple(self._unsaved.rows.values())
+        waiting = frozenset(self._unsaved.rows.values())
         if not waiting:
             return
         assert self._writer is not None
@@ -196,7 +196,7 @@ class Replay:
             await asyncio.gather(*(asyncio.wrap_future(self._writer.put(row)) for row in waiting))
         except OSError as error:
             raise ReplayBroken(f"{error}: make room, or end what locks the file.{kept_in(self._path)}") from None
-        self._unsaved.saved()
+        self._unsaved.saved(waiting)
 
     def _landed(self, name: str, task: "asyncio.Task[Recorded]") -> None:
         if self._flights.get(name) is task:

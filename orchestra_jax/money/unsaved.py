@@ -56,16 +56,16 @@ class Unsaved:
                 return
         raise error
 
-    def saved(self) -> None:
-        """Drop the rows, which the record holds now. Rows that other processes added since go on waiting.
+    def saved(self, taken: frozenset[Row]) -> None:
+        """Drop rows that the record holds now. Those that were added since, here or elsewhere, go on waiting.
 
         A file with damaged lines is put aside with a sentence.
         """
-        left = dict[str, Row]()
+        left = {name: row for name, row in self.rows.items() if row not in taken}
         for place in waiting(self._record):
             with contextlib.suppress(OSError), _locked(place) as file:
                 found, damaged = _rows(file.read())
-                new = {name: row for name, row in found.items() if name not in self.rows}
+                new = {name: row for name, row in found.items() if row not in taken}
                 left |= new
                 if not new and damaged:
                     _put_aside(place, damaged)

@@ -5,6 +5,7 @@ third is for evaluation. Kinds are balanced: each is asked for equally often.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -247,12 +248,12 @@ def _flaw(value: Any, request: WordingRequest) -> str | None:
         given.discard("low_cost")
     if given != set(request.target):
         return f"weights must be above 0 for {sorted(request.target)} and for nothing else, not for {sorted(given)}"
-    names = {normal(spec.name) for spec in request.tools}
+    names = {spec.name for spec in request.tools}
     for text in value["instructions"]:
         words = normal(text).split()
         if not _WORDS[0] <= len(words) <= _WORDS[1]:
             return f"an instruction has {len(words)} words, not {_WORDS[0]} to {_WORDS[1]}"
-        if "$" in text or names & set(words):
+        if "$" in text or names & set(re.findall(r"[\w-]+", text.casefold())):  # `normal` parts "web_search"
             return "an instruction names a price or a tool"
         rest = text.replace("{maker}", "")
         if text.count("{maker}") != int(MAKER in request.target) or "{" in rest or "}" in rest:

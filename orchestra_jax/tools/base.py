@@ -101,7 +101,7 @@ class FunctionTool(Tool):
         except ValueError as error:
             answer = ToolResult(str(error) or type(error).__name__, is_error=True)
         except OSError as error:
-            raise InfrastructureError(f"{self.spec.name} failed: {error or type(error).__name__}.") from error
+            raise InfrastructureError(f"{self.spec.name} failed: {str(error) or type(error).__name__}.") from error
         result = as_result(answer)
         if result.refused:
             return result
@@ -173,11 +173,11 @@ def unreachable(name: str, url: str | None, key: str = "tools.*") -> list[str]:
     """Return one sentence if nothing answers at the address of `name`; a text that is no URL is no server's address."""
     if not (url or "").startswith("http"):
         return []
-    parts = urlsplit(str(url))
-    address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:
+        parts = urlsplit(str(url))
+        address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection(address, 5.0).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter of a name or port that there cannot be
         return [f"No server answers at {url} for {name} ({error}): start it, or correct its address in {key}."]
     return []
 

@@ -32,6 +32,17 @@ def state(usd: float, tokens: int, calls: int, name: str = "gpt-5") -> dict:
     return {name: [str(calls * Fraction(usd)), calls * tokens, calls]}
 
 
+def test_a_call_that_ends_after_the_bill_was_closed_writes_to_no_other_file(tmp_path: Path):
+    journal = Journal(tmp_path / "spent.jsonl")
+    call = journal.reserve(WORST)
+    journal.close()
+    # The other file gets the number of the closed one.
+    with (tmp_path / "other").open("wb"), pytest.raises(OSError, match="Bad file descriptor"):
+        journal.end(call, PAID)
+    assert (tmp_path / "other").read_bytes() == b""
+    assert bill(tmp_path) == ({}, state(0.1, 1000, 1))
+
+
 async def test_the_worst_case_is_on_the_disk_before_a_request_leaves(tmp_path: Path):
     money = RunBudget(BudgetConfig(), tmp_path)
     reservation = await acquire(money.step(), WORST)
@@ -284,3 +295,20 @@ async def test_a_full_disk_stops_the_paying_and_harms_no_line(tmp_path: Path, mo
     monkeypatch.undo()
     (await acquire(money.run, WORST)).settle(PAID)
     assert bill(tmp_path) == (state(0.01, 100, 1), state(0.1, 1000, 1))
+
+
+async def test_who_still_waits_for_a_request_that_is_cut_at_the_end_is_told():
+    budget, begun = Budget(), asyncio.Event()
+
+    async def send() -> Recorded:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    calls = PaidCalls(Limiter(1), replay=None, timeout_s=60.0, retries=3)
+    waiting = asyncio.create_task(calls.call("chat", {}, WORST, send, budget=budget))
+    await begun.wait()
+    await calls.close(0.0)
+    with pytest.raises(InfrastructureError, match="was closed before it answered"):
+        await waiting
+    assert (budget.spent.usd, budget.reserved.usd) == (0.1, 0.0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.money import price_files, run_prices
 from orchestra_jax.money.price_book import scaled
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
@@ -148,3 +149,10 @@ def test_a_base_that_is_not_there(tmp_path: Path):
     (tmp_path / "a.yaml").write_text("{id: a, date: d, source: s, base: none, entries: {m: {input: 1}}}")
     with pytest.raises(FileNotFoundError, match=r"none\.yaml"):
         price_files.load(tmp_path / "a.yaml")
+
+
+def test_a_list_of_ours_whose_base_is_not_there_is_a_sentence_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine.yaml").write_text("{id: a, date: d, source: s, base: papr, entries: {m: {input: 1}}}")
+    monkeypatch.setattr(price_files, "PRICES", tmp_path)
+    with pytest.raises(ConfigError, match=r"No price list at '.*papr\.yaml'"):
+        price_files.named("pricing.name", "mine")

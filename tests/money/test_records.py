@@ -31,6 +31,16 @@ async def test_export_and_merge(tmp_path: Path):
     assert (tmp_path / "c.jsonl").read_bytes() == (tmp_path / "d.jsonl").read_bytes()
 
 
+async def test_an_export_that_fails_leaves_the_one_before(tmp_path: Path):
+    await recorded(tmp_path / "a.db", ({"q": 1}, ANSWER))
+    export(tmp_path / "a.db", tmp_path / "a.jsonl")
+    before = (tmp_path / "a.jsonl").read_bytes()
+    with pytest.raises(FileNotFoundError, match="No replay file"):
+        export(tmp_path / "mistyped.db", tmp_path / "a.jsonl")
+    assert export(tmp_path / "a.jsonl", tmp_path / "a.jsonl") == 1  # onto itself
+    assert (tmp_path / "a.jsonl").read_bytes() == before
+
+
 async def test_merge_refuses_what_is_no_export_and_then_adds_nothing(tmp_path: Path):
     a, lines = tmp_path / "a.db", tmp_path / "a.jsonl"
     await recorded(a, ({"q": 1}, ANSWER), ({"q": 2}, ANSWER))

@@ -175,6 +175,40 @@ async def test_identical_calls_at_the_same_time_are_made_once(file: Path, mode: 
     replay.close()
 
 
+async def test_of_two_answers_to_one_request_all_callers_see_the_recorded_one(file: Path):
+    here, there = Replay(file, "replay_or_record"), Replay(file, "replay_or_record")  # as of two processes
+    answers = [Recorded("one", (USAGE,)), Recorded("another", (USAGE,))]
+    calls = (
+        replay.call("chat", REQUEST, Service(answer)) for replay, answer in zip((here, there), answers, strict=True)
+    )
+    seen = await asyncio.gather(*calls)
+
+    async def after_a_late_one() -> Recorded:  # a first request timed out, and its answer comes while this one is made
+        await here.keep("chat", {"q": "late"}, answers[0])
+        return answers[1]
+
+    late = await here.call("chat", {"q": "late"}, after_a_late_one)
+    for replay in (here, there):
+        replay.close()
+    again = Replay(file, "replay")
+    assert seen == [await again.call("chat", REQUEST, refuse)] * 2
+    assert late == await again.call("chat", {"q": "late"}, refuse)
+    again.close()
+
+
+@pytest.mark.parametrize("mode", ["record", "replay_or_record"])
+async def test_an_answer_that_comes_late_takes_the_place_of_none(file: Path, mode: str):
+    replay = Replay(file, mode)
+    seen = await replay.call("chat", REQUEST, Service(ANSWER))  # made again after a time-out
+    await replay.keep("chat", REQUEST, Recorded("of the first request"))
+    await replay.keep("chat", {"q": "never made again"}, Recorded("late"))
+    replay.close()
+    again = Replay(file, "replay")
+    assert await again.call("chat", REQUEST, refuse) == seen
+    assert (await again.call("chat", {"q": "never made again"}, refuse)).value == "late"
+    again.close()
+
+
 async def test_a_call_whose_caller_gives_up_is_kept(file: Path):
     replay = Replay(file, "replay_or_record")
     service, broken = Service(seconds=0.01), Service(fails=1, seconds=0.01)

@@ -5,6 +5,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,38 @@ async def test_a_run_goes_on_where_there_is_room_again(file: Path):
     replay.close()
     assert not (file.parent / "calls.db.unsaved.jsonl").exists()
     assert records.stats(file) == {"chat": (2, 1.0)}
+
+
+async def test_what_is_put_aside_while_the_rest_is_taken_up_goes_on_waiting(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    replay, gate, service = Replay(file, "replay_or_record"), asyncio.Event(), Service(ANSWER)
+
+    async def slow() -> Recorded:
+        await gate.wait()
+        return ANSWER
+
+    late = asyncio.create_task(replay.call("chat", {"q": "late"}, slow))
+    await asyncio.sleep(0)
+    full(replay)
+    await replay.call("chat", {"q": "first"}, Service(LONG))
+    writer, held = replay._writer, Future[None]()
+    assert writer is not None
+    failed = Future[None]()
+    failed.set_exception(OSError("locked"))
+    monkeypatch.setattr(writer, "put", lambda row: failed if '"late"' in row[2] else held)
+    going_on = asyncio.create_task(replay.call("chat", {"q": "next"}, service))
+    await asyncio.sleep(0)
+    gate.set()
+    assert await late == ANSWER
+    held.set_result(None)  # "first" has found its place, "late" has none
+    await going_on
+    monkeypatch.undo()
+    room(replay)
+    await replay.call("chat", {"q": "last"}, service)
+    assert await replay.call("chat", {"q": "late"}, refuse) == ANSWER
+    replay.close()
+    assert key("chat", {"q": "late"}) in keys_in(file)
 
 
 @pytest.fixture

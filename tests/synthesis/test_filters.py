@@ -11,7 +11,7 @@ from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.synthesis.cast import Tally
 from orchestra_jax.synthesis.stages import Stages
-from orchestra_jax.synthesis.worlds import filters
+from orchestra_jax.synthesis.worlds import content, filters
 from orchestra_jax.types import InfrastructureError, Usage
 from tests.envs.database.shop import shop
 
@@ -34,6 +34,29 @@ class Actor:
         if isinstance(said, Exception):
             raise said
         return said, False
+
+
+class Doubter:
+    """Writes sixty long entries for each subject, and doubts every entry that it is shown."""
+
+    def __init__(self):
+        self.tally = Tally()
+
+    async def ask(self, role, prompt, schema, **options):
+        if role == "writer":
+            return {"cars": {f"C{n}": {"note": f"{n} {'x' * 400}"} for n in range(60)}}
+        shown = [line.split()[1].rstrip(":") for line in prompt.splitlines() if line.startswith("cars ")]
+        return {"implausible": [{"table": "cars", "id": name, "why": "so it is"} for name in shown]}
+
+
+async def test_every_entry_is_read_by_the_checker_however_many_there_are(tmp_path):
+    form = {"type": "object", "properties": {"note": {"type": "string"}}, "additionalProperties": False}
+    schema = {"about": "Cars.", "now": "2025-03-10T09:00:00+00:00", "tables": {"cars": form}, "references": []}
+    stages = Stages(tmp_path, Doubter(), {}, 4)
+    subjects = [{"number": 0, "subject": "cars"}]
+    assert await content._entries(stages, SynthesisConfig(), Doubter(), subjects, schema) == []
+    (plausibility,) = (stage for stage in stages.done if stage.name == "plausibility")
+    assert plausibility.reasons == {"implausible": 60}
 
 
 def row(name, *turns, calls=(), facts=()):

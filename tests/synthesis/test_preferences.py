@@ -10,9 +10,11 @@ import pytest
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.data.preferences import MAKER, WORDINGS
+from orchestra_jax.io.shipped import CONF
+from orchestra_jax.money import price_files
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.synthesis.near import Seen
-from orchestra_jax.synthesis.wordings import FEATURES, TARGETS
+from orchestra_jax.synthesis.wordings import FEATURES, TARGETS, WordingRequest, _flaw, menu
 from tests.data.test_preferences import KINDS
 from tests.synthesis.server import asked, configured, serving, synthesised
 
@@ -120,6 +122,17 @@ def test_what_cannot_be_used_is_told(tmp_path):
         synthesised(preferences(tmp_path, None))
     with pytest.raises(ConfigError, match="gpt-9"):
         synthesised(preferences(tmp_path, "http://127.0.0.1:9/v1", "synthesis.models.writer=gpt-9"))
+
+
+@pytest.mark.parametrize("name", ["web_search", "Local_search", "python", "expert-1"])
+def test_a_wording_names_no_tool(name):
+    tools = menu(price_files.load(CONF / "pricing" / "paper.yaml"), np.random.default_rng(0))
+    request = WordingRequest(0, ("fast",), tools)
+    for words, flaw in (
+        (f"ask {name}, and be quick", "an instruction names a price or a tool"),
+        ("be quick, ok", None),
+    ):
+        assert _flaw({"weights": {"fast": 1.0}, "instructions": [words]}, request) == flaw
 
 
 def test_near_duplicates():

@@ -7,7 +7,7 @@ import pytest
 
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList, call_rows
-from orchestra_jax.tools.base import FunctionTool, tool
+from orchestra_jax.tools.base import FunctionTool, tool, unreachable
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
 
@@ -107,9 +107,9 @@ def test_errors_are_of_three_kinds():
 
     result = execute(fails, {})
     assert (result.text, result.is_error, result.usage[0].cost_usd) == ("No such city.", True, 0.5)
-    for error in (TimeoutError(), ConnectionResetError("gone"), InfrastructureError("away")):
+    for error, said in ((TimeoutError(), "TimeoutError"), (OSError("gone"), "gone"), (InfrastructureError("o"), "o")):
         errors.append(error)
-        with pytest.raises(InfrastructureError):
+        with pytest.raises(InfrastructureError, match=said):
             execute(fails, {})
     errors.append(KeyError("a bug"))
     with pytest.raises(KeyError):
@@ -137,6 +137,17 @@ def test_rows_and_seconds():
     assert asyncio.run(slow()) == "done"  # still a function
 
 
+def test_a_refused_call_costs_what_its_rows_say():
+    spent = Usage("lazy", cost_usd=0.01, seconds=1.0)
+
+    @tool(price_usd=0.5, latency_s=9.0)
+    async def lazy() -> ToolResult:
+        """Finds nothing to do."""
+        return ToolResult("There is nothing to run.", (spent,), is_error=True, refused=True)
+
+    assert execute(lazy, {}).usage == (spent,)
+
+
 def test_rewards_count_by_the_instances_list_and_what_was_not_billed_stays_free():
     paid = PriceList("paid", "d", "s", {"model": Price(output=2.0), "web": Price(call=0.1)})
     shown = PriceList("shown", "d", "s", {"model": Price(output=8.0), "web": Price(call=0.4)})
@@ -150,3 +161,9 @@ def test_rewards_count_by_the_instances_list_and_what_was_not_billed_stays_free(
     assert rewarded(paid.priced(Usage("web"))) == Usage("web", cost_usd=0.4, price_list="shown")
     assert rewarded(Usage("web", price_list="paid")) == Usage("web", price_list="shown")
     assert rewarded(Usage("other", cost_usd=3.0)) == Usage("other", cost_usd=3.0, price_list="shown")
+
+
+@pytest.mark.parametrize("url", ["http://HOST:PORT/v1", "http://h:99999", "http://a..b/v1", f"http://{'a' * 70}.com"])
+def test_an_address_that_there_cannot_be_is_a_sentence(url: str):
+    (said,) = unreachable("it", url)
+    assert said.startswith(f"No server answers at {url} for it (")

@@ -55,6 +55,7 @@ def measure(cfg: WorldConfig, folder: Path) -> None:
                     again = " The same command goes on; no verdict is paid for twice." if kept else ""
                     raise Halted(f"{error}{again}") from None
                 finally:
+                    loop.run(close())  # a request whose answer came too late is paid for all the same
                     money.close()
                 about = {"model": cfg.tools.judge, "prompt": JUDGE_PROMPT, "sample": cfg.evaluation.judge_sample}
                 text = json.dumps({**about, **figures, "spent": money.summary()}, indent=2)

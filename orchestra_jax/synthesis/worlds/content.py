@@ -117,7 +117,7 @@ async def _entries(
     written = (await stages.run("entries", subjects, write)).rows
     fitting = (await stages.run("form", [written], fit)).rows
     batches = [[row for row in fitting if row["number"] == subject["number"]] for subject in subjects]
-    plausible = (await stages.run("plausibility", [batch for batch in batches if batch], doubt)).rows
+    plausible = (await stages.run("plausibility", [part for rows in batches for part in parts(rows)], doubt)).rows
     return (await stages.run("references", [plausible], refer)).rows
 
 
@@ -176,6 +176,17 @@ def listed(rows: Sequence[Row], most: int = 12_000) -> str:
             break
         lines.append(line)
     return "\n".join(lines)
+
+
+def parts(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return entries in parts that `listed` shows whole."""
+    found = list[list[Row]]()
+    for row in rows:
+        if found and listed([*found[-1], row]).count("\n") == len(found[-1]):
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
 
 
 def schema_flaw(value: Mapping[str, Any]) -> str | None:

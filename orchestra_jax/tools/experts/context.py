@@ -39,8 +39,10 @@ class TokenCounter:
             if not file.is_file():
                 raise FileNotFoundError(f"No tokenizer at {str(file)!r}; give a tokenizer.json, or null to estimate.")
             self._tokenizer = Tokenizer.from_file(str(file))
+            self._tokenizer.no_truncation()  # some files keep those of their training, and would count no further
+            self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder().values() if self._tokenizer is not None else ()
-        self.control = tuple(token.content for token in added)
+        self.control = tuple(token.content for token in added if token.content.strip())  # not of blanks, as in code
 
     def count(self, text: str) -> int:
         """Count the tokens of a text; without a tokenizer a third of its characters, rounded up."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from orchestra_jax.config.addresses import is_url
 from orchestra_jax.config.checks import wrong_values
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.io.foreign_yaml import read_yaml
@@ -77,12 +78,12 @@ class Expert:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not is_url(self.base_url):
             raise ValueError(
                 f"base_url of expert {self.name!r} must be a URL such as https://api.openai.com/v1, not "
                 f"{self.base_url!r}."
             )
+        parts = urlsplit(self.base_url)
         if parts.username or parts.password or parts.query:
             raise ValueError(f"base_url of expert {self.name!r} holds more than an address; keys go into api_key_env.")
         if not 0 < self.max_tokens < self.context_tokens:

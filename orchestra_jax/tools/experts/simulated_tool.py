@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any
 
+from orchestra_jax.config.checks import wrong_values
+from orchestra_jax.config.ranges import shown
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.simulated import ANY, SimulatedExpert
@@ -131,13 +133,18 @@ def simulated_experts(config: Mapping[str, Mapping[str, Any]], seed: int) -> lis
     """
     known = {field.name for field in fields(FallibleExpert)} - {"name"}
     experts = []
-    for name, given in config.items():
+    for name, entry in config.items():
+        given = entry if isinstance(entry, Mapping) else {}
         if unknown := sorted(set(given) - known):
             raise ValueError(
                 f"Simulated expert {name!r} has the unknown key {unknown[0]!r}; known are {sorted(known)}."
             )
-        if not given.get("skill"):
+        skill = given.get("skill")
+        numbers = isinstance(skill, Mapping) and all(isinstance(share, int | float) for share in skill.values())
+        if not skill or not numbers:
             raise ValueError(f"Simulated expert {name!r} has no skill; give skill: {{'*': 0.5}}.")
+        if wrong := next(wrong_values(f"tools.simulated.{shown(name)}", given, FallibleExpert, {}), None):
+            raise ValueError(wrong)
         experts.append(FallibleExpert(name, **{"seed": seed, **given}))
     return experts
 

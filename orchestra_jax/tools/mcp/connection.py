@@ -188,7 +188,7 @@ async def _tools(client: "Client") -> list[dict[str, Any]]:
             about = {"name": tool.name, "description": tool.description or title or "", "schema": tool.input_schema}
             found.append(about | {"read_only": bool(tool.annotations and tool.annotations.read_only_hint)})
         cursor = page.next_cursor
-        if cursor is None:
+        if not cursor:  # some servers write an empty one instead of none
             break
     return found
 

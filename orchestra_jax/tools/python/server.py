@@ -131,7 +131,8 @@ def main() -> None:
         parser.error(f"everyone who reaches {options.host} could run code here: set {KEY_VARIABLE} to a secret")
     web = require_aiohttp("web")
     sandbox = PythonSandbox(options.workers, options.timeout, options.memory, isolation=options.isolation)
-    web.run_app(application(sandbox), host=options.host, port=options.port)
+    # Code whose client has gone is not run, or ended: clients that give up ask again, and would wait behind it.
+    web.run_app(application(sandbox), host=options.host, port=options.port, handler_cancellation=True)
 
 
 if __name__ == "__main__":

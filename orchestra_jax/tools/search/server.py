@@ -79,7 +79,8 @@ class RetrievalServer:
         app = web.Application(client_max_size=_MAX_BODY)
         app.router.add_post("/retrieve", self._retrieve)
         app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_GRACE_S)
+        # A request whose client has gone is cancelled, and so is not searched for.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_GRACE_S, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._port).start()
         port = self._runner.addresses[0][1]

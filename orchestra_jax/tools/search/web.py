@@ -324,8 +324,11 @@ class WikipediaSearch(WebClient):
         }
 
         def read(answer: Any) -> str | None:
-            page = answer["query"]["pages"][0]
-            return text_of(page.get("extract")) or None
+            if "query" not in answer and "batchcomplete" not in answer:
+                raise LookupError("neither a page nor the end")
+            # There is none for a title of blanks, or of another wiki ("de:Oslo").
+            pages = answer.get("query", {}).get("pages", [])
+            return (text_of(pages[0].get("extract")) if pages else "") or None
 
         request = {"language": "en", "title": title}
         found = await self._call(EXTRACT_TOOL.name, request, "", fields, read, budget)

@@ -6,6 +6,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from orchestra_jax.evaluation.results.judge_agreement import measure, read_sampl
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money import price_files
+from orchestra_jax.money.bill import bill
 from orchestra_jax.money.run_budget import Halted
-from tests.tools.openai_stub import StubOpenAI
+from tests.tools.openai_stub import StubOpenAI, slow
 
 JUDGE = "qwen3-32b"
 # (answer, what is known, what the judge says); the last one makes it talk nonsense.
@@ -126,6 +128,17 @@ def test_a_budget_stops_it_and_a_higher_one_goes_on(cfg: RunConfig, stub: StubOp
     assert (len(stub.bills), again["spent"]["usd"]) == (7, 0)
     with pytest.raises(Halted, match=r"raise it to go on\.$"):  # nothing is recorded: it begins anew
         measure(replace(few, replay=ReplayConfig()), tmp_path / "off")
+
+
+def test_an_answer_that_came_too_late_is_in_the_books(cfg: RunConfig, stub: StubOpenAI, tmp_path: Path) -> None:
+    stub.faults.append(slow(1.0))
+    server = replace(cfg.tools.server, timeout_s=0.3, retries=0)
+    measure(replace(cfg, tools=replace(cfg.tools, server=server)), tmp_path / "evaluation")
+    found = json.loads((tmp_path / "evaluation" / "judge.json").read_text())
+    assert found["spent"]["usd"] == pytest.approx(dollars(stub))
+    paid, in_flight = bill(tmp_path / "evaluation")
+    assert float(Fraction(paid[JUDGE][0])) == pytest.approx(dollars(stub))
+    assert in_flight == {}
 
 
 @pytest.mark.parametrize(

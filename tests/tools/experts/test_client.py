@@ -362,7 +362,7 @@ RESERVED = "max_tokens max_completion_tokens n stream sample role expert model m
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"base_url": "api.openai.com"}, "must be a URL"),
+        *(({"base_url": url}, "must be a URL") for url in ("api.openai.com", "http://HOST:PORT/v1", "http://[/v1")),
         ({"base_url": "https://me:secret@host/v1"}, "keys go into api_key_env"),
         ({"base_url": "https://host/v1?key=secret"}, "keys go into api_key_env"),
         ({"max_tokens": 40000}, "must leave room"),

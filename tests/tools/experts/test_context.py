@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from orchestra_jax.tools.experts.context import CUT, TokenCounter, fit
+from orchestra_jax.tools.experts.quoting import Neutraliser
 
 TEXT = st.text(max_size=400)
 ESTIMATE = TokenCounter()
@@ -22,6 +23,26 @@ def by_bytes(tmp_path_factory) -> TokenCounter:
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(str(folder / "tokenizer.json"))
     return TokenCounter(folder)
+
+
+def test_what_a_tokenizers_file_keeps_of_its_training_cuts_and_pads_no_count(by_bytes, tmp_path):
+    tokenizer = by_bytes._tokenizer
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    kept = TokenCounter(tmp_path)
+    assert (kept.count("the"), kept.count("the" * 100)) == (1, 100)
+    assert kept.cut("the" * 100, 40) == by_bytes.cut("the" * 100, 40)
+
+
+def test_runs_of_blanks_are_no_control_strings(by_bytes, tmp_path):
+    tokenizer = Tokenizer.from_str(by_bytes._tokenizer.to_str())
+    tokenizer.add_tokens(["\n\n", "    ", "<|end|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    neutralise = Neutraliser(TokenCounter(tmp_path).control)
+    assert neutralise("def f():\n\n    return 1<|end|>") == "def f():\n\n    return 1< |end|>"
 
 
 def user(text: str) -> dict[str, str]:

@@ -161,6 +161,13 @@ def test_experts_of_a_config():
         ({"skill": {"*": 1}, "price": 1}, "unknown key 'price'"),
         ({"price_usd": 1}, "no skill"),
         ({"skill": {"*": 2}}, "within"),
+        (0.5, "no skill"),
+        (None, "no skill"),
+        ({"skill": 0.5}, "no skill"),
+        ({"skill": {"*": "high"}}, "no skill"),
+        ({"skill": {"*": 0.5}, "price_usd": "dear"}, "price_usd=dear must be a number"),
+        ({"skill": {"*": 0.5}, "failure_rate": None}, "failure_rate=None must be a number"),
+        ({"skill": {"*": 0.5}, "description": 5}, "description=5 must be a text"),
     ):
         with pytest.raises(ValueError, match=message):
             simulated_experts({"a": bad}, seed=0)

@@ -74,7 +74,7 @@ def answer(request: dict) -> dict:
             tools = [{"name": n, "description": about, "inputSchema": s} for n, (about, s) in TOOLS.items()]
             half = len(tools) // 2
             if (request.get("params") or {}).get("cursor"):
-                return {"result": {"tools": tools[half:]}}
+                return {"result": {"tools": tools[half:], "nextCursor": ""}}  # as some servers end a list
             return {"result": {"tools": tools[:half], "nextCursor": "rest"}}
         case "tools/call":
             name = request["params"]["name"]

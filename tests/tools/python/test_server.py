@@ -1,6 +1,9 @@
 """The sandbox's HTTP server and the executor that asks it: what each does when the other writes what it likes."""
 
 import asyncio
+import socket
+import subprocess
+import sys
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -118,3 +121,26 @@ async def test_remote_sandbox(monkeypatch):
     remote.close()
     with pytest.raises(InfrastructureError, match="closed"):
         await remote.run("1")
+
+
+async def test_code_that_nobody_waits_for_any_more_is_ended():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--port", str(port), "--workers", "1", "--timeout", "600", "--isolation", "none"]
+    command = [sys.executable, "-m", "orchestra_jax.tools.python.server", *options]
+    server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert b"Running on" in await asyncio.wait_for(server.stdout.readline(), 60)
+        hasty = sandbox_server.RemoteSandbox(f"http://127.0.0.1:{port}", 1.0)
+        for _ in range(3):
+            with pytest.raises(InfrastructureError, match="no whole answer"):
+                await hasty.run("import time; time.sleep(600)")
+        patient = sandbox_server.RemoteSandbox(f"http://127.0.0.1:{port}", 30.0)
+        assert (await patient.run("6 * 7")).text == "42"
+        server.terminate()
+        await asyncio.wait_for(server.communicate(), 60)
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()

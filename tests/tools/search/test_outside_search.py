@@ -132,6 +132,14 @@ async def test_a_retrieval_server_that_lies_is_infrastructure(body):
         await client.close()
 
 
+async def test_of_a_retrieval_server_that_gives_more_than_it_was_asked_the_best_are_taken():
+    rows = [{"document": {"text": f"passage {n}"}, "score": -n} for n in range(5000)]
+    async with serving(says(json.dumps({"result": [rows]}).encode())) as url:
+        client = RemoteIndex(url)
+        assert await client.answer("q", 2) == "passage 0\npassage 1"
+        await client.close()
+
+
 async def test_a_retrieved_text_is_made_valid():
     row = {"document": {"text": "cut \ud83d", "title": "\ud83d"}, "score": 1}
     async with serving(says(json.dumps({"result": [[row]]}).encode())) as url:

@@ -232,6 +232,34 @@ async def test_an_embedder_that_fails_is_infrastructure_and_the_server_goes_on(s
         await server.stop()
 
 
+async def test_what_nobody_waits_for_any_more_is_not_searched(monkeypatch):
+    server, gate, seen = RetrievalServer(LocalIndex.build([Passage("", "oslo")])), asyncio.Event(), list[str]()
+    begun = asyncio.Queue[None]()
+
+    async def search(queries: list[str], topk: int) -> list[list[Hit]]:
+        seen.extend(queries)
+        begun.put_nowait(None)
+        await gate.wait()
+        return [[] for _ in queries]
+
+    monkeypatch.setattr(server, "_search", search)
+    await server.start()
+    patient, hasty = RemoteIndex(server.url), RemoteIndex(server.url, timeout_s=0.3, retries=0)
+    first = list[asyncio.Task[list[Hit]]]()
+    for query in ("a", "b"):  # one after the other, so that both of its searches are under way
+        first.append(asyncio.create_task(patient.search(query)))
+        await begun.get()
+    with pytest.raises(InfrastructureError, match="no whole answer"):
+        await hasty.search("c")
+    await hasty.close()
+    await asyncio.sleep(0.3)
+    gate.set()
+    await asyncio.gather(*first, patient.search("d"))
+    assert sorted(seen) == ["a", "b", "d"]
+    await patient.close()
+    await server.stop()
+
+
 async def test_concurrent_queries_are_searched_together(source: Path, tmp_path: Path):
     stub = EmbeddingStub()
     async with serving(stub) as endpoint:

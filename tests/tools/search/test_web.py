@@ -270,6 +270,16 @@ async def test_pages_that_wikipedia_has_not(stub, wikipedia):
     assert len(stub.requests) == sent
 
 
+@pytest.mark.parametrize("answer", [{}, {"query": {"interwiki": [{"title": "de:Oslo", "iw": "de"}]}}])
+async def test_a_title_that_can_have_no_page_is_the_policys_mistake(stub, wikipedia, answer):
+    stub.faults.append(web.json_response({"batchcomplete": True, **answer}))
+    budget = Budget()
+    result = await wikipedia.extract({"url": "https://en.wikipedia.org/wiki/de:Oslo"}, budget)
+    assert result.is_error
+    assert result.text == "There is no text to be had from https://en.wikipedia.org/wiki/de:Oslo."
+    assert (len(stub.requests), budget.spent.usd) == (1, 0.0)
+
+
 async def test_errors_of_mediawiki(stub, wikipedia):
     stub.faults.append(
         web.json_response({"error": {"code": "ratelimited", "info": "Too fast."}}, headers={"Retry-After": "0"})
