@@ -44,6 +44,8 @@ def main() -> None:
         parser.error("preferences and descriptions are written by models: name them with --experts FILE")
     if asked.passed is not None and asked.pass_rate is None:
         parser.error("--passed tells pass rates: say with --pass-rate LOW HIGH which ones to keep")
+    if asked.limit is not None and asked.limit < 1:
+        parser.error(f"--limit {asked.limit} must be at least 1")
     if asked.given is not None and not asked.given.is_dir():
         parser.error(f"--from {asked.given} is no folder")
     parts = [part for part in paper.PARTS if part.name in (asked.only or paper.NAMES)]

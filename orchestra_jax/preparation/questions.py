@@ -1,6 +1,8 @@
 """Questions of GeneralThought-430K, HLE and FRAMES: read, sifted, and written with the columns that a run reads."""
 
+import contextlib
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -122,9 +124,10 @@ def _rates(source: Path, wanted: Wanted) -> dict[str, float]:
     else:
         for file in question_files(source):
             for _, _, read in rows_of(file, ("question_id", SCORE)):
-                row = read()
-                if isinstance(row.get(SCORE), int | float):
-                    tried[str(row["question_id"])].append(float(row[SCORE]))
+                with contextlib.suppress(BadRow):  # it is set aside where it is read as a question
+                    score = (row := read()).get(SCORE)
+                    if isinstance(score, int | float) and math.isfinite(score):  # parquet has NaN for what is missing
+                        tried[str(row.get("question_id"))].append(float(score))
     if not tried:
         raise ValueError(f"{str(wanted.passed or source)!r} tells no pass rate: leave out --pass-rate.")
     return {name: sum(scores) / len(scores) for name, scores in tried.items()}
