@@ -228,6 +228,19 @@ async def test_another_folder_runs_in_the_sandbox_unless_it_is_trusted(tmp_path:
     await environment.close()
 
 
+@pytest.mark.parametrize(("count", "gate"), [(40, 20), (3, 1), (1, 1)])
+def test_a_small_world_has_demonstrations_too(tmp_path: Path, count: int, gate: int):
+    folder = shutil.copytree(SHIPPED / "shop", tmp_path / "bakery")
+    tasks = [json.loads(line) for line in (folder / "tasks.jsonl").read_text().splitlines()]
+    short = [task for task in tasks if len(task["turns"]) == 1 and task["split"] == "train"]
+    few = [task for task in short if re.search(r"\bO\d\d\b", task["turns"][0]["user"])][:count]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in few))
+    settings = (f"env.options.worlds=[{folder}]", "+env.options.trusted=true", "warm_start.demonstrations=50")
+    found = DatabaseEnvironment(config(*settings)).demonstrations()
+    assert (len(found.tasks), len(found.gate)) == (50, gate)
+    assert bool({task.id for task in found.tasks} & {task.id for task in found.gate}) is (count == 1)
+
+
 def test_a_folder_whose_tools_do_not_load_is_told(tmp_path: Path):
     folder = shutil.copytree(SHIPPED / "shop", tmp_path / "bakery")
     (folder / "tools.py").write_text("import nothing_there")
