@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment
 from orchestra_jax.envs.database.session import LocalWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, Trajectory
+from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory
 from tests.envs.played import collector
 from tests.tools.openai_stub import StubOpenAI
 
@@ -226,6 +227,15 @@ async def test_another_folder_runs_in_the_sandbox_unless_it_is_trusted(tmp_path:
     with pytest.raises(KeyError if trusted == "true" else InfrastructureError, match="nobody"):
         await hands_over
     await environment.close()
+
+
+def test_a_world_of_two_tools_is_demonstrated(environment: DatabaseEnvironment):
+    found = environment.demonstrations()
+    for task in (replace(task, tools=task.tools[:2]) for task in found.tasks[:100]):
+        said = list[ToolResult]()
+        while len(said) < 9:
+            said.append(ToolResult("Done."))
+            assert found.script(task, said) is not None
 
 
 @pytest.mark.parametrize(("count", "gate"), [(40, 20), (3, 1), (1, 1)])
