@@ -363,7 +363,7 @@ class Orchestrator:
             found = await collector.play(engine.script, [task], silent=engine.silent, **shared)
         else:
             seed = (self._opened.subject.cfg.evaluation.seed,)
-            engine = AccountedMessages(engine, account) if hasattr(engine, "converse") else engine
+            engine = AccountedMessages(cast(Any, engine), account) if hasattr(engine, "converse") else engine
             shared |= {"temperature": temperature, "seed": seed, "speaker": partial(AccountedSpeaker, account)}
             found = await collector.collect(engine, [task], **shared)
         return found[0]
