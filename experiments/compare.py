@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     for column in runs.columns[1:]:
         if asked.all or not any(part in column for part in (".tool_shares.", ".intervals.")):
             table.add_row(column, *(_shown(row.get(column)) for row in runs))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _shown(value: object) -> str:

@@ -34,8 +34,8 @@ def task_rng(task: Task, name: str) -> np.random.Generator:
 def _argument(task: Task, name: str, schema: Mapping[str, Any]) -> Any:
     if choices := schema.get("enum"):
         return choices[int(task_rng(task, f"/{name}").integers(len(choices)))]
-    if schema.get("type") in _EMPTY:
-        return _EMPTY[schema["type"]]
+    if kind := next((each for each in _EMPTY if each in schema.get("type", ())), None):  # a name, or a list of them
+        return _EMPTY[kind]
     if name == "code":
         return " + ".join(_NUMBER.findall(task.question)[:4]) or "0"
     return task.question

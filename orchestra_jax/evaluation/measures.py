@@ -109,7 +109,7 @@ def preference_utility(
 
     Args:
         runs: R lists of trajectories over the same Q questions in the same order.
-        baselines: the runs that set the range.
+        baselines: the runs that set the range, those aside that failed for infrastructure reasons.
     """
     tools = max(len(t.task.tools) for t in runs[0])
 
@@ -118,8 +118,8 @@ def preference_utility(
         columns = (arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s)
         return np.asarray(feature_matrix(*map(jnp.asarray, columns), tool_feature=tool_feature))[:, 0], arrays
 
-    base = np.stack([features(run)[0] for run in baselines])
-    low, high = base.min(axis=0), base.max(axis=0)
+    base, failed = (np.stack(each) for each in zip(*((m, a.failed) for m, a in map(features, baselines)), strict=True))
+    low, high = np.where(failed, np.inf, base).min(axis=0), np.where(failed, -np.inf, base).max(axis=0)
     spread = np.where(high > low, high - low, 1.0)
     utilities = []
     for run in runs:

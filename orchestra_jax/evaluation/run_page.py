@@ -59,6 +59,6 @@ def _before_and_after(folder: Path) -> list[tuple[dict[str, Any], dict[str, Any]
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of an evaluation's trajectories, greedy ones if there are any, as the policy is served."""
-    files = sorted(folder.glob(f"{HELD_OUT}.t*.jsonl"), key=lambda file: (".t0." not in file.name, file.name))
+    files = sorted(folder.glob(f"{HELD_OUT}.t*.jsonl"), key=lambda file: (".t0.jsonl" not in file.name, file.name))
     for line in files[0].read_text(encoding="utf-8").splitlines() if files else []:
         yield json.loads(line)

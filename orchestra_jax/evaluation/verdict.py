@@ -37,8 +37,8 @@ def verdict(
         rival: name of the baseline, which always asks one model.
         last: a line below the sentences, or "".
     """
-    pairs = list(zip(questions(run, samples), questions(baselines[rival], 1), strict=True))
-    pairs = [pair for pair in pairs if all(pair)]
+    asked = list(zip(questions(run, samples), questions(baselines[rival], 1), strict=True))
+    pairs = [pair for pair in asked if all(pair)]
     if not pairs:
         return ""
     policy, other = ([_outcome(pair[side]) for pair in pairs] for side in (0, 1))
@@ -47,11 +47,15 @@ def verdict(
     wished = any(trajectory.task.preference.instruction for trajectory in run)
     told = sentences(policy, other, models.pop() if len(models) == 1 else "the best of each menu", wished)
     rules = {
-        name: [_outcome(some) for some in questions(trajectories, 1) if some]
+        name: [
+            (_outcome(pair[0]), _outcome(some))
+            for pair, some in zip(asked, questions(trajectories, 1), strict=True)
+            if all(pair) and some
+        ]
         for name, trajectories in baselines.items()
         if _ALL_KNOWING not in name and name != rival
     }
-    told = " ".join([told, *_better_rule(policy, {name: found for name, found in rules.items() if found})])
+    told = " ".join([told, *_better_rule(rules)])
     return f"{told}\n{last}".strip()
 
 
@@ -88,23 +92,26 @@ def sentences(
     )
 
 
-def _better_rule(policy: Sequence[AnsweredQuestion], rules: Mapping[str, Sequence[AnsweredQuestion]]) -> list[str]:
+def _better_rule(rules: Mapping[str, Sequence[tuple[AnsweredQuestion, AnsweredQuestion]]]) -> list[str]:
     """Return a sentence on the best rule by hand that is at least as often right for no more, if there is one.
 
     A thousandth of the cost counts as nothing: a sandbox is paid by the second that it took, and never takes the same.
+
+    Args:
+        rules: the outcomes of the policy and of each rule on the questions that count for both.
     """
-    right, cents = _means(policy)
-    most = 1.001 * cents
-    means = {name: _means(found) for name, found in rules.items()}
+    means = {name: [_means(side) for side in zip(*both, strict=True)] for name, both in rules.items() if both}
     better = {
-        name: each for name, each in means.items() if each != (right, cents) and each[0] >= right and each[1] <= most
+        name: its
+        for name, (mine, its) in means.items()
+        if its != mine and its[0] >= mine[0] and its[1] <= 1.001 * mine[1]
     }
     if not better:
         return []
     name = max(better, key=lambda name: (better[name][0], -better[name][1]))
-    unit, (_, price) = _prices(cents, means[name][1])
+    unit, (_, price) = _prices(means[name][0][1], better[name][1])
     price += "" if unit == _CENTS else f" {unit}"
-    return [f"The baseline {name} does no worse for no more: {100 * means[name][0]:.1f} % at {price}."]
+    return [f"The baseline {name} does no worse for no more: {100 * better[name][0]:.1f} % at {price}."]
 
 
 def _beside(policy: Sequence[AnsweredQuestion], rival: Sequence[AnsweredQuestion]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra_jax.config.compose import compose
+from orchestra_jax.config.flags import Flag, as_settings
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.io.shipped import CONF
@@ -18,6 +19,10 @@ from orchestra_jax.tools.experts.expert import read_experts
 DESCRIPTIONS, PREFERENCES = "descriptions", "preferences"  # folders, each with a file of that name
 NAMES = (DESCRIPTIONS, PREFERENCES)
 REQUESTS = 1000  # of preferences; each asks for three wordings
+_PATHS = (
+    Flag("--folder", "output_dir", "", "FOLDER", quoted=True),
+    Flag("--experts", "tools.experts_file", "", "FILE", quoted=True),
+)
 _PRICES = CONF / "pricing" / "paper_train.yaml"
 
 
@@ -103,8 +108,7 @@ def _write_preferences(folder: Path, writing: Writing, spent: float, dry_run: bo
     cfg = compose(
         "synthesis.make=preferences",
         "pricing.name=paper_train",
-        f"output_dir={folder / PREFERENCES}",
-        f"tools.experts_file={writing.experts}",
+        *as_settings([f"--folder={folder / PREFERENCES}", f"--experts={writing.experts}"], _PATHS),
         *(f"synthesis.models.{role}={writing.writer}" for role in ("writer", "programmer", "solver")),
         *(f"synthesis.models.{role}={writing.checker}" for role in ("checker", "evolver")),
         f"synthesis.preferences={writing.requests}",

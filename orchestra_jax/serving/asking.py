@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine, SamplingParams
@@ -13,6 +14,7 @@ from orchestra_jax.io.stopwatch import queued, worked
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.prices import POLICY, PriceList, policy_row
 from orchestra_jax.money.reservations import Reservation, acquire
+from orchestra_jax.rollout.messages import MessageEngine, WholeReply
 from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, PolicyTurn
 from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
@@ -128,13 +130,14 @@ class Account:
             )
         return await acquire(self._own, priced)
 
-    def spoke(self, rows: Iterable[Usage], seconds: float, turn: Reservation) -> None:
-        """Note a turn of the policy, for which an amount was set aside."""
+    def spoke(self, rows: Iterable[Usage], seconds: float, turn: Reservation | None = None) -> None:
+        """Note a turn of the policy; one that nobody is paid for is charged, as an amount was set aside for it."""
         for row in rows:
             priced = policy_row(row, self.prices, seconds, self._seconds_per_token)
             self.ledger.append(priced)
-            self._charge(priced.cost_usd)
-            turn.settle(priced)
+            if turn is not None:
+                self._charge(priced.cost_usd)
+                turn.settle(priced)
 
     def called(self, call: ToolCall) -> int:
         """Note that a call begins; return its number."""
@@ -279,4 +282,18 @@ class AccountedSpeaker(EngineSpeaker):
             self._account.spoke(said.usage, worked() - start, reserved)
         finally:
             reserved.release()
+        return said
+
+
+class AccountedMessages:
+    """The policy behind an address; its turns, which `MessageEngine.converse` pays for, stand in the account."""
+
+    def __init__(self, engine: MessageEngine, account: Account) -> None:
+        self._engine, self._account = engine, account
+
+    async def converse(self, *conversation: Any, **options: Any) -> WholeReply | None:
+        start = worked()
+        said = await self._engine.converse(*conversation, **options)
+        if said is not None:
+            self._account.spoke(said.usage, worked() - start)
         return said

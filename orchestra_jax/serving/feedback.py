@@ -1,7 +1,9 @@
 """Feedback on answers, and the log of what was asked, in the form that training reads."""
 
 import asyncio
+import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -158,7 +160,8 @@ def write_log(database: ServerDatabase, file: str, *, whole: bool) -> tuple[int,
         whole: whether requests whose right answer nobody has said are written too.
     """
     written = unknown = 0
-    with Path("/dev/stdout" if file == "-" else file).open("w", encoding="utf-8") as stream:
+    with contextlib.ExitStack() as parts:
+        stream = sys.stdout if file == "-" else parts.enter_context(Path(file).open("w", encoding="utf-8"))
         for line in logged(database):
             unknown += "answer" not in line
             if whole or "answer" in line:

@@ -44,8 +44,9 @@ class Follower:
         self._tried = identity
         try:
             self._orchestrator.take_up(subject)
-        except (ConfigError, OSError, ValueError, RuntimeError) as error:
-            return f"The policy in {self._folder} is not taken up: {error}"
+        except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
+            why = error if isinstance(error, OSError | ValueError | RuntimeError) else repr(error)  # a foreign config
+            return f"The policy in {self._folder} is not taken up: {why}"
         return f"Takes up the policy in {self._folder}, as {self._orchestrator.policy}."
 
     async def follow(self) -> None:

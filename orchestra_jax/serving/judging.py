@@ -55,6 +55,8 @@ class Judging:
         try:
             async with asyncio.TaskGroup() as group:
                 workers = [group.create_task(self._work()) for _ in range(_AT_ONCE)]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
         finally:
             await self._close()
         lost = f", {self._counts[None]} have no verdict" if self._counts[None] else ""

@@ -27,6 +27,7 @@ from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.serving.asking import (
     REQUEST,
     Account,
+    AccountedMessages,
     AccountedSpeaker,
     AskedWorld,
     Purse,
@@ -362,10 +363,9 @@ class Orchestrator:
             found = await collector.play(engine.script, [task], silent=engine.silent, **shared)
         else:
             seed = (self._opened.subject.cfg.evaluation.seed,)
-            speaker = partial(AccountedSpeaker, account)
-            found = await collector.collect(
-                engine, [task], temperature=temperature, seed=seed, speaker=speaker, **shared
-            )
+            engine = AccountedMessages(cast(Any, engine), account) if hasattr(engine, "converse") else engine
+            shared |= {"temperature": temperature, "seed": seed, "speaker": partial(AccountedSpeaker, account)}
+            found = await collector.collect(engine, [task], **shared)
         return found[0]
 
 

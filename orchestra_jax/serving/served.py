@@ -87,7 +87,7 @@ def _list(rows: list[dict[str, object]]) -> None:
     table = Table(*(name.replace("_", " ") for name in rows[0]))
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console().print(table)
+    Console(markup=False).print(table)  # names may have brackets
 
 
 def _compare(rows: list[dict[str, Any]]) -> None:
@@ -101,7 +101,7 @@ def _compare(rows: list[dict[str, Any]]) -> None:
         right = f"{100 * row['right']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f})" if row["judged"] else ""
         means = (f"{100 * row['usd']:.4g}", f"{row['seconds']:.3g}") if row["ended"] else ("", "")
         table.add_row(row["policy"], *(str(row[name]) for name in ("requests", "ended", "judged")), right, *means)
-    Console().print(table)
+    Console(markup=False).print(table)  # names may have brackets
 
 
 def _told(words: str) -> int:

@@ -175,9 +175,10 @@ def test_arguments_are_copied_by_their_types():
     properties = {
         "question": {"type": "string"}, "code": {"type": "string"}, "count": {"type": "integer"},
         "flags": {"type": "array"}, "kind": {"enum": ["only"]}, "left": {"type": "string"},
+        "note": {"type": ["string", "null"]}, "size": {"type": ["number", "null"]},
     }  # fmt: skip
     required = [name for name in properties if name != "left"]
     spec = ToolSpec("t", "d", {"type": "object", "properties": properties, "required": required})
     task = Task("q", "How much is 6 and 7.5?", ("13.5",), (spec,), Preference("accuracy", ""))
     asked = {"question": task.question, "code": "6 + 7.5", "count": 0, "flags": [], "kind": "only"}
-    assert copied_call(task, "t").arguments == asked
+    assert copied_call(task, "t").arguments == {**asked, "note": task.question, "size": 0}

@@ -185,6 +185,15 @@ def test_every_question_has_its_own_range_and_menu():
     np.testing.assert_allclose(found, [[0.75, 0.75]], rtol=1e-6)
 
 
+def test_a_baseline_that_failed_sets_no_range():
+    cheap, dear, mine = (preferred("python", cost, 4.0) for cost in (1.0, 3.0, 2.0))
+    failed = replace(preferred("python", 0.0, 0.0), status=Status.FAILED, solved=False)
+    expected = preference_utility([[mine]], [[cheap], [dear]], "count")
+    assert expected > 0
+    np.testing.assert_array_equal(preference_utility([[mine]], [[cheap], [failed], [dear]], "count"), expected)
+    np.testing.assert_array_equal(preference_utility([[mine]], [[failed], [failed]], "count"), [[0.0]])
+
+
 def test_the_tool_feature_is_the_one_asked_for():
     preference = Preference("local", "", {"local_search": 1.0}, outcome=0.0)
     none, twice, half = (

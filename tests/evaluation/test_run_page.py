@@ -127,6 +127,7 @@ def test_a_run_without_policy_trajectories_or_figures_has_a_page_too(tmp_path: P
 def test_greedy_answers_are_shown_where_there_are_some(tmp_path: Path) -> None:
     for phase in ("before", "after"):
         keep(tmp_path, phase, [trajectory(0, solved=True, text="sampled")])
+        keep(tmp_path, phase, [trajectory(0, solved=True, text="sampled")], "held_out.t0.7.jsonl")
         keep(tmp_path, phase, [trajectory(0, solved=True, text="greedy")], "held_out.t0.jsonl")
     words = page(tmp_path, summary()).words
     assert ("greedy" in words, "sampled" in words) == (True, False)

@@ -85,6 +85,8 @@ def test_compare_shows_runs_beside_each_other(folder: Path):
     assert lines["after.accuracy"] == ["0.5", "–"]
     assert lines["after.cost_per_correct"] == ["–", "–"]
     assert not any("tool_shares" in name for name in lines)
+    made(folder / "c", 1.0, None, "+experiment=[hle,mine]")
+    assert "[hle,mine]" in compare(str(folder / "*")).stdout
     assert compare(str(folder / "*"), "--csv", "-").stdout == load(folder / "*").to_csv()
     nothing = compare(str(folder / "notes"))
     assert (nothing.returncode, len(nothing.stderr.splitlines())) == (2, 1)

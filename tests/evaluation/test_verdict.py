@@ -1,6 +1,7 @@
 """The verdict of a run: its words by hand-worked figures, and whose questions are counted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -118,3 +119,15 @@ def test_failed_questions_count_for_neither_and_rules_that_do_better_are_named(s
     wished = [trajectory(0, "small", True, 0.001, words="Be right.")]
     assert "has not seen, with their users' wishes: 100.0 %" in verdict(wished, {"best": best[:1]}, "best", "", 1)
     assert verdict(run[3 * samples : 4 * samples], {"best": best[3:4]}, "best", "", samples) == ""
+
+
+def test_a_rule_is_compared_on_the_questions_that_both_answered():
+    best = [trajectory(number, "big", number % 4 == 0, 0.002) for number in range(40)]
+    run = [trajectory(number, "small", number % 2 == 0, 0.001) for number in range(40)]
+    lost = [trajectory(number, "big", number % 4 == 0, 0.0005) for number in range(40)]
+    lost = [replace(each, status=Status.FAILED) if each.group % 2 else each for each in lost]
+    assert "baseline" not in verdict(run, {"best": best, "lucky": lost}, "best", "", 1)
+    run = [trajectory(number, "small", number % 4 == 0, 0.001) for number in range(40)]
+    run = [replace(each, status=Status.FAILED) if each.group % 2 else each for each in run]
+    easy = [trajectory(number, "big", number % 2 == 1 or number % 8 == 0, 0.0005) for number in range(40)]
+    assert "baseline" not in verdict(run, {"best": best, "easy": easy}, "best", "", 1)

@@ -170,6 +170,19 @@ def test_questions_are_sifted_by_their_pass_rate(copies: Path, tmp_path: Path) -
     assert [each.id for each in load_tasks(tmp_path / "run/general_thought")] == ["5"]  # what was there stays
 
 
+def test_a_row_that_tells_no_rate_takes_none_from_others(tmp_path: Path) -> None:
+    rows = [thought(1, "6", 0.0), thought(1, "6", 1.0), {"verifier_score": 1.0}]
+    (tmp_path / "general_thought").mkdir()
+    lines = [*map(json.dumps, rows), '{"question_id": 1, "verifier_score": "high"}', '{"question_id']
+    (tmp_path / "general_thought/rows.jsonl").write_text("\n".join(lines))
+    assert prepared(tmp_path / "text", tmp_path, "general_thought", pass_rate=(0.2, 0.9))[0] == []
+    write_parquet(tmp_path / "copy/general_thought/rows.parquet", [*rows[:2], thought(1, "6", float("nan"))])
+    assert prepared(tmp_path / "table", tmp_path / "copy", "general_thought", pass_rate=(0.2, 0.9))[0] == []
+    for folder in ("text", "table"):
+        (line,) = (tmp_path / folder / "general_thought/questions.jsonl").read_text().splitlines()
+        assert json.loads(line)["pass_rate"] == 0.5
+
+
 def test_other_choices_or_another_source_make_a_part_anew(copies: Path, tmp_path: Path) -> None:
     prepared(tmp_path / "data", copies, "hle", limit=1)
     assert len(load_tasks(tmp_path / "data/hle", "hle")) == 1
@@ -298,6 +311,7 @@ def test_the_command_tells_sizes_and_licences_first(copies: Path, tmp_path: Path
     assert (status, "there is no part 'humanity'; known are general_thought, " in error) == (2, True)
     assert "say with --pass-rate LOW HIGH" in run("--passed", "x.jsonl")[2]
     assert "is no folder" in run("--from", str(tmp_path / "none"))[2]
+    assert "--limit 0 must be at least 1" in run("--from", str(copies), "--dry-run", "--limit", "0")[2]
 
 
 def test_the_run_takes_what_is_prepared_and_says_what_is_not(

@@ -34,9 +34,10 @@ def reply(body) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with prepared questions."""
+    """A folder with prepared questions, whose name needs quotes in a setting."""
+    tmp_path = tmp_path / "Zoë's data (1), a=b"
     rows = [{"question_id": n, "question": f"What is {n} less {n - 1}?", "reference_answer": "1"} for n in range(20)]
-    (tmp_path / "general_thought").mkdir()
+    (tmp_path / "general_thought").mkdir(parents=True)
     (tmp_path / "general_thought/questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 

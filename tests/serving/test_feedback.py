@@ -87,7 +87,7 @@ async def test_only_the_key_that_asked_may_judge(served: Orchestrator, database:
 
 
 async def test_the_log_has_what_was_asked_and_judged_and_the_trajectory_as_it_was_played(
-    served: Orchestrator, database: ServerDatabase, tmp_path: Path
+    served: Orchestrator, database: ServerDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     async with client(served, database) as http:
         for question, said in ((SUM, {"thumbs": "up"}), ("What is 2 * 3?", {"correct": "7"}), ("What is 2 * 4?", None)):
@@ -97,6 +97,9 @@ async def test_the_log_has_what_was_asked_and_judged_and_the_trajectory_as_it_wa
         await asked(http, "What is 2 * 5?", orchestra={"keep": False})
     assert write_log(database, str(tmp_path / "log.jsonl"), whole=False) == (2, 1)
     assert write_log(database, str(tmp_path / "all.jsonl"), whole=True) == (3, 1)
+    capsys.readouterr()
+    assert write_log(database, "-", whole=True) == (3, 1)
+    assert capsys.readouterr().out == (tmp_path / "all.jsonl").read_text()  # a file behind it keeps what it had
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["question"], line["wish"], line["answer"], line["said"]) for line in lines] == [
         (SUM, "Keep the cost low.", "59", "59"), ("What is 2 * 3?", "Keep the cost low.", "7", "6"),

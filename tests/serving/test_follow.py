@@ -4,18 +4,25 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs the server's packages: pip install 'orchestra-jax[serve]'")
 import httpx
+import numpy as np
+from safetensors.numpy import save_file
 
+from orchestra_jax.config.compose import compose
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
+from orchestra_jax.models import checkpoint
 from orchestra_jax.serving.database import opened
 from orchestra_jax.serving.following import Follower
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.training.subject import subject_of
 from tests.serving.made import MICRO, command, random_run, rows
 from tests.serving.test_process import server
 
@@ -49,6 +56,19 @@ async def test_other_weights_are_taken_up_between_turns_and_foreign_ones_are_ref
         logprobs = (await expected.aask(question, **options)).trajectory.turns[0].logprobs
     assert after.trajectory.turns[0].logprobs == pytest.approx(logprobs, abs=1e-4)
     assert before.trajectory.turns[0].logprobs != pytest.approx(logprobs, abs=1e-2)
+
+
+def test_a_policy_whose_config_lacks_a_field_is_told_and_the_next_one_looked_for(tmp_path: Path):
+    for name in ("served", "followed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "qwen3"}')
+        save_file({"model.norm.weight": np.ones(4, np.float32)}, tmp_path / name / "model.safetensors")
+    subject = subject_of(replace(compose(name="evaluate"), policy=str(tmp_path / "served")))
+    broken = SimpleNamespace(subject=subject, take_up=lambda subject: checkpoint.load(subject.name))
+    follower = Follower(broken, tmp_path / "followed")
+    assert follower.look() is None
+    assert "followed is not taken up: KeyError('num_attention_heads')" in str(follower.look())
+    assert follower.look() is None
 
 
 def questions(count: int) -> Iterator[tuple[str, str]]:

@@ -135,6 +135,14 @@ async def test_a_used_up_budget_keeps_what_was_judged_and_holds_over_starts(tmp_
         Judging(database, settings_in_force(tmp_path, []), -1.0)
 
 
+async def test_a_database_that_fails_meanwhile_is_one_sentence(tmp_path: Path):
+    async with served(tmp_path) as (database, stub):
+        work = judging(database, tmp_path, stub, 1.0)
+        stub.on_bill = lambda bill: database.close()
+        with pytest.raises(OSError, match="is closed"):
+            await work.run()
+
+
 def forget_verdicts(database: ServerDatabase) -> None:
     database.do(lambda connection: connection.execute(delete(VERDICTS)).rowcount).result()
 

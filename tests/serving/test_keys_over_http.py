@@ -89,3 +89,7 @@ def test_the_command_makes_lists_and_ends_keys(tmp_path: Path, capfd: pytest.Cap
     listed = capfd.readouterr().out
     assert all(word in listed for word in ("anna", "5.0", "60", "True"))
     assert said.out.strip() not in listed
+    for name in ("bob [ops]", "[/x]"):  # no markup
+        assert status("served", folder, "add-key", name) == 0
+        assert status("served", folder, "keys") == 0
+        assert name in capfd.readouterr().out

@@ -237,6 +237,20 @@ async def slow(question: str) -> str:
     return ""
 
 
+async def test_the_turns_of_a_model_behind_an_address_are_in_an_answer_that_a_limit_ended(tmp_path: Path):
+    async with StubOpenAI() as stub:
+        stub.reply = lambda body: '<tool_call>{"name": "slow", "arguments": {"question": "Why?"}}</tool_call>'
+        settings = [*qa_settings(tmp_path, f"{__name__}:slow"), "pricing.name=paper", f"output_dir={tmp_path}"]
+        endpoint = "evaluation.endpoint.model=gpt-5-mini"
+        orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
+        late = await orchestrator.aask("Why?", max_seconds=2)
+        await asyncio.to_thread(orchestrator.close)
+    assert (late.answer, late.limit, len(stub.bills)) == (None, "max_seconds", 1)
+    (turn,) = late.ledger
+    assert (turn.prompt_tokens, turn.completion_tokens) == (stub.bills[0].prompt, stub.bills[0].completion)
+    assert turn.cost_usd == late.cost_usd > 0
+
+
 def test_a_cancelled_question_pays_its_bill_and_frees_its_place(tmp_path: Path):
     async def cancelled(orchestrator: Orchestrator) -> None:
         ASKED.clear()

@@ -36,7 +36,7 @@ def random_tools(rows: Mapping[str, TaskRow], tasks: Sequence[Task], gate: Seque
         rng = task_rng(task, f"/{task.extra['instance']['seed']}")
         place = 0  # index of this request's first step; all steps but the current one have been observed
         for number in range(len(row.turns)):
-            count = 1 + int(rng.choice(len(CALLS_SHARES), p=CALLS_SHARES))
+            count = min(len(task.tools), 1 + int(rng.choice(len(CALLS_SHARES), p=CALLS_SHARES)))
             drawn = rng.random(count)
             if len(observed) < place + count:
                 read, called = [result.text for result in observed], set[str]()

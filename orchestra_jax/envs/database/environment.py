@@ -98,9 +98,9 @@ class DatabaseEnvironment(SessionEnvironment):
 
     def demonstrations(self) -> Demonstrations:
         short = [task for task in self._training if demonstrations.told_at_once(self._rows[task.id])]
-        gate = short[-GATE_TASKS:]
+        gate = short[-max(1, min(GATE_TASKS, len(self._training) // 2)) :]
         left = {task.id for task in self._training} - {task.id for task in gate}
-        shown = [task for task in self._training if task.id in left]
+        shown = [task for task in self._training if task.id in left] or self._training
         count = self._cfg.warm_start.demonstrations
         drawn = [self._menus.pose(shown[n % len(shown)], n, "train") for n in range(count)]
         return demonstrations.random_tools(self._rows, drawn, [self._menus.pose(task, 0, "train") for task in gate])

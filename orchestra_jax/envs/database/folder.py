@@ -182,6 +182,8 @@ def tasks_of(folder: Path) -> Iterator[TaskRow]:
     seen = set[str]()
     lines = _text(folder / "tasks.jsonl").encode().splitlines()  # a text would also end a line at U+2028
     for number, line in enumerate(lines, 1):
+        if not line.strip():  # as at the end of files that are written by hand
+            continue
         try:
             task = _task(read_json(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

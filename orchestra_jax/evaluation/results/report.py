@@ -5,6 +5,7 @@ The same files give the same bytes. The paper's figures have rows of their own, 
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,11 @@ def write_report(folders: Sequence[Path], out: Path, base: Path | None = None) -
         ConfigError: a folder has no evaluation, or `base` none of the questions.
         ValueError: a file is damaged.
     """
-    found = [one for folder in folders for one in measured(folder)]
+    found = list[Measured]()
+    for folder in folders:
+        alike = sum(folder.name == other.name for other in folders) > 1
+        name = str(folder) if alike else folder.name
+        found += [replace(one, run=one.run.replace(folder.name, name, 1)) for one in measured(folder)]
     made = tables(found, _policies_before(found) if base is None else _named_base(found, base))
     title = f"Evaluations of {', '.join(folder.name for folder in folders)}"
     labels = dict.fromkeys(one.label for one in found)

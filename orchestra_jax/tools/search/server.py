@@ -171,7 +171,7 @@ class RemoteIndex(BatchIndex):
             raise ValueError(f"k must be at least 1, not {k}.")
         answer = await self._client.post("/retrieve", {"queries": list(queries), "topk": k})
         try:
-            found = [[_hit(row) for row in hits] for hits in answer["result"]]
+            found = [[_hit(row) for row in hits[:k]] for hits in answer["result"]]
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise InfrastructureError(f"{self._client.url} gave no list of documents ({str(error)[:80]!r}).") from None
         if len(found) != len(queries):

@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment
 from orchestra_jax.envs.database.session import LocalWorld
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
-from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, Trajectory
+from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory
 from tests.envs.played import collector
 from tests.tools.openai_stub import StubOpenAI
 
@@ -226,6 +227,28 @@ async def test_another_folder_runs_in_the_sandbox_unless_it_is_trusted(tmp_path:
     with pytest.raises(KeyError if trusted == "true" else InfrastructureError, match="nobody"):
         await hands_over
     await environment.close()
+
+
+def test_a_world_of_two_tools_is_demonstrated(environment: DatabaseEnvironment):
+    found = environment.demonstrations()
+    for task in (replace(task, tools=task.tools[:2]) for task in found.tasks[:100]):
+        said = list[ToolResult]()
+        while len(said) < 9:
+            said.append(ToolResult("Done."))
+            assert found.script(task, said) is not None
+
+
+@pytest.mark.parametrize(("count", "gate"), [(40, 20), (3, 1), (1, 1)])
+def test_a_small_world_has_demonstrations_too(tmp_path: Path, count: int, gate: int):
+    folder = shutil.copytree(SHIPPED / "shop", tmp_path / "bakery")
+    tasks = [json.loads(line) for line in (folder / "tasks.jsonl").read_text().splitlines()]
+    short = [task for task in tasks if len(task["turns"]) == 1 and task["split"] == "train"]
+    few = [task for task in short if re.search(r"\bO\d\d\b", task["turns"][0]["user"])][:count]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in few))
+    settings = (f"env.options.worlds=[{folder}]", "+env.options.trusted=true", "warm_start.demonstrations=50")
+    found = DatabaseEnvironment(config(*settings)).demonstrations()
+    assert (len(found.tasks), len(found.gate)) == (50, gate)
+    assert bool({task.id for task in found.tasks} & {task.id for task in found.gate}) is (count == 1)
 
 
 def test_a_folder_whose_tools_do_not_load_is_told(tmp_path: Path):

@@ -53,6 +53,9 @@ def test_tasks_come_back_as_they_were_saved(tmp_path: Path) -> None:
     odd = replace(before.tasks[0], turns=(Exchange(words),), situation=words)
     save_tasks(whole, [odd, *before.tasks[1:]])
     assert load(whole, trusted=True).tasks == [odd, *before.tasks[1:]]
+    file = whole / "tasks.jsonl"
+    file.write_text(file.read_text().replace("\n", "\n\n", 1) + "\n")  # by hand
+    assert load(whole, trusted=True).tasks == [odd, *before.tasks[1:]]
     assert before.tasks[0].told == "\n".join(turn.user for turn in before.tasks[0].turns)
 
 

@@ -160,6 +160,20 @@ def test_whom_a_policy_asks_stands_beside_what_was_published(tmp_path: Path) -> 
     assert all("published" not in cell for row in table.rows for cell in row)
 
 
+def test_runs_whose_folders_have_one_name_are_told_apart(tmp_path: Path) -> None:
+    folders = [tmp_path / name / "0" for name in ("one", "two")]
+    for folder, cents in zip(folders, (1.0, 2.0), strict=True):
+        lines = [row(f"q{n}", n < cents, cents) for n in range(3)]
+        evaluation(folder, {"policy/held_out.t0": lines}, config("mine"))
+    _, table, _ = (file.read_text() for file in write_report(folders, tmp_path / "out"))
+    lines = [line for line in csv.reader(io.StringIO(table)) if "front" in line[0] and line[2] == "on the front"]
+    assert [line[1:] for line in lines] == [
+        [str(folders[0]), "on the front", "yes"], [str(folders[1]), "on the front", "yes"],
+        ["all together", "on the front", "2 of 2"],
+    ]  # fmt: skip
+    assert f"{folders[1]} against {folders[0]}" in table
+
+
 def test_no_cell_of_a_report_is_a_formula_or_a_tag(tmp_path: Path) -> None:
     hostile = ('=HYPERLINK("http://x","y")', "@SUM(1)", "-2+3", "+1 to 2", "<img src=x onerror=alert(1)>", "[a](b)|\\|")
     lines = [row(f"q{n}", n % 2 == 0, n, calls=[name]) for n, name in enumerate(hostile)]
