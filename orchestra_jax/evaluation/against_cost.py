@@ -65,21 +65,16 @@ def accuracy_cost(summary: Mapping[str, Any]) -> Figure | None:
     by_label = {mark.label: mark for mark in marks}
     before, after = by_label.get("before training"), by_label.get("after training")
     title, detail, arrow = "Accuracy against cost", "", None
-    if len(marks) > CROWD:
-        scripts = [mark for mark in marks if mark.marker == "s" and "oracle" not in mark.label]
-        marks = [mark._replace(label="") if _outdone(mark, scripts) else mark for mark in marks]
+    if len(marks) > CROWD:  # no names for scripts that another one outdoes; what an oracle knows no policy can know
+        scripts = {(mark.x, mark.y) for mark in marks if mark.marker == "s" and "oracle" not in mark.label}
+        worse = {a for a, b in itertools.permutations(scripts, 2) if a[0] >= b[0] and a[1] <= b[1]}
+        marks = [m._replace(label="") if m.marker == "s" and (m.x, m.y) in worse else m for m in marks]
     if before and after:
         title = f"After training {after.y:.0f} % right for {_cents(after)} cents a question"
         detail = f"Before: {before.y:.0f} % right for {_cents(before)} cents"
         detail += ". Squares without a name: scripts that another one outdoes" if len(marks) > CROWD else ""
         arrow = (before, after) if (before.x, before.y) != (after.x, after.y) else None
     return draw_marks(marks, title, detail, arrow=arrow, log=wide)
-
-
-def _outdone(mark: Mark, scripts: Sequence[Mark]) -> bool:
-    """Return whether this is one of the scripts, and another one is as often right for as little, and better at one."""
-    better = (other for other in scripts if (other.x, other.y) != (mark.x, mark.y))
-    return mark in scripts and any(other.x <= mark.x and other.y >= mark.y for other in better)
 
 
 def draw_marks(
