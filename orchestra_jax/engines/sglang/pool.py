@@ -280,7 +280,9 @@ class SGLangPool:
         """Make a server that answers ready for work: the current weights come first."""
         found = (await server.get("/model_info", timeout_s=_HEALTH_S)).get("weight_version")
         if found == str(self.version) and not server.unknown:
-            server.versions, server.since = [self.version], 0
+            # Appended, since what it still answers counts from a place in this list.
+            server.versions.append(self.version)
+            server.since = len(server.versions) - 1
             self._ready(server)
         elif self.params is None:
             server.problem = (
