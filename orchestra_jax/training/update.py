@@ -56,10 +56,7 @@ def update(
             if (placed := learner.place(batches))
         ]
         if separate_old_pass(algorithm):
-            minibatches = [
-                [learner.with_old_logprobs(state.params, batch, base=base) for batch in batches]
-                for batches in minibatches
-            ]
+            minibatches = [[learner.with_old_logprobs(state.params, b, base=base) for b in m] for m in minibatches]
             if scored is not None:
                 scored += itertools.chain(*minibatches)
         if with_kl:
