@@ -73,4 +73,6 @@ class FirstCallSpeaker(EngineSpeaker):
         sampled, share = self._given
         params = replace(self._params, max_new_tokens=1, seed=turn_seed(*self._seed, attempt, 0))
         read = await self._engine.generate(ids, params, session=self._session)
-        return Generation(sampled, (share, *[0.0] * (len(sampled) - 1)), "stop", read.weight_version)
+        kept = sampled[: self.opening.limits.max_length - len(ids)]
+        ended = "stop" if len(kept) == len(sampled) else "length"
+        return Generation(kept, (share, *[0.0] * (len(kept) - 1)), ended, read.weight_version)

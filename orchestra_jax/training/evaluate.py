@@ -40,7 +40,7 @@ from orchestra_jax.training.main import STOPS, device_names, exit_status, workin
 from orchestra_jax.training.policy_weights import engine_params
 from orchestra_jax.training.subject import Subject, policy_model, script_of, subject_of
 from orchestra_jax.training.summary import write_summary
-from orchestra_jax.types import ReplayMiss
+from orchestra_jax.types import OutOfTime, ReplayMiss
 
 FOLDER = "evaluation"  # of the run's folder
 
@@ -100,6 +100,11 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
             raise Halted(
                 f"{error} The evaluation ended before its figures were known; the same command goes on from what was "
                 "finished."
+            ) from None
+        except OutOfTime as error:  # nobody tells an evaluation to stop: its servers are gone
+            raise ConfigError(
+                f"{error} The evaluation ended before its figures were known; with servers that answer the same "
+                "command goes on from what was finished."
             ) from None
         if processes.first:
             _report(found, folder)

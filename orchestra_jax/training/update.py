@@ -56,10 +56,7 @@ def update(
             if (placed := learner.place(batches))
         ]
         if separate_old_pass(algorithm):
-            minibatches = [
-                [learner.with_old_logprobs(state.params, batch, base=base) for batch in batches]
-                for batches in minibatches
-            ]
+            minibatches = [[learner.with_old_logprobs(state.params, b, base=base) for b in m] for m in minibatches]
             if scored is not None:
                 scored += itertools.chain(*minibatches)
         if with_kl:
@@ -81,9 +78,9 @@ def update(
     return state, found
 
 
-def first_number(trajectories: Sequence[Trajectory]) -> int:
-    """Return the number that the first trajectory of this process has in micro-batches."""
-    return jax.process_index() * len(trajectories)
+def first_number() -> int:
+    """Return the number that the first trajectory of this process has in micro-batches; shares may differ in size."""
+    return jax.process_index() << 20
 
 
 def _minibatches(
@@ -105,7 +102,7 @@ def _minibatches(
     minibatches = []
     for first in range(0, len(trajectories), size):
         part = zip(trajectories[first : first + size], advantages[first : first + size], strict=True)
-        numbers = itertools.count(first_number(trajectories) + first)  # nothing else of this step has them
+        numbers = itertools.count(first_number() + first)  # nothing else of this step has them
         rows = [
             row
             for number, (trajectory, a) in zip(numbers, part, strict=False)

@@ -52,7 +52,8 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         if grow := settings.growing_steps:
             prompts.sort(key=lambda rows: len(rows[0].tokens))
         batches = supervised_batches(prompts, settings.batch_size, cut, cfg.seed, state.step, trainer.processes, grow)
-        copied = state.notes.get("copy_accuracy", 0.0)
+        if (copied := state.notes.get("copy_accuracy", 0.0)) is None:
+            copied = _measured(trainer, demonstrations, progress)
         while state.step < settings.steps and copied < settings.min_copy_accuracy:
             trainer.free_gpus()
             batch = next(batches)
@@ -60,11 +61,7 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
                 state.trained, metrics = learner.supervised_step(state.trained, batch, base=trainer.base)
             state.step += 1
             if state.step % settings.check_every == 0 or state.step == settings.steps:
-                trainer.push_weights()
-                sampled = _sample(trainer, demonstrations)
-                copied = state.notes["copy_accuracy"] = copy_accuracy(sampled, demonstrations)
-                progress.show(sampled)
-                trainer.save()
+                copied = _measured(trainer, demonstrations, progress)
             progress.update(state.step, {"loss": metrics["loss"], "copied": copied})
             trainer.stop_if_asked()
         if copied < settings.min_copy_accuracy:
@@ -74,13 +71,19 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
             )
 
 
-def _sample(trainer: Trainer, demonstrations: Demonstrations) -> list[Trajectory]:
-    """Return trajectories of the gate's tasks, of which no demonstration was made."""
-    processes, gate, budget = trainer.processes, demonstrations.gate, trainer.money.run
-    seed, numbers = (trainer.cfg.seed, 1, trainer.state.step), processes.mine(range(len(gate)))
-    mine = processes.mine(gate)
+def _measured(trainer: Trainer, demonstrations: Demonstrations, progress: ProgressBar) -> float:
+    """Return the copy accuracy on the gate's tasks, of which no demonstration was made; save the run with it."""
+    state, processes, gate = trainer.state, trainer.processes, demonstrations.gate
+    state.notes = state.notes | {"copy_accuracy": None}  # a run that is stopped here measures when it goes on
+    trainer.push_weights()
+    budget, seed = trainer.money.run, (trainer.cfg.seed, 1, state.step)
+    mine, numbers = processes.mine(gate), processes.mine(range(len(gate)))
     sampling = trainer.collector.collect(trainer.engine, mine, budget=budget, seed=seed, numbers=numbers)
-    return trainer.loop.run(share_all(processes, sampling))
+    sampled = trainer.loop.run(share_all(processes, sampling))
+    state.notes["copy_accuracy"] = copied = copy_accuracy(sampled, demonstrations)
+    progress.show(sampled)
+    trainer.save()
+    return copied
 
 
 async def _by_prompt(trainer: Trainer, shown: Demonstrations, progress: ProgressBar) -> list[list[TokenSequence]]:

@@ -11,15 +11,17 @@ import pytest
 
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.ranges import ConfigError
-from orchestra_jax.rl.batching import TokenSequence, micro_batches
+from orchestra_jax.config.schema import ModelConfig
+from orchestra_jax.rl.batching import TokenSequence, micro_batches, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.setup import policy_batches, policy_shapes
 from orchestra_jax.rollout.first_calls import first_call_speaker
 from orchestra_jax.types import Status
 from tests.rl.packed_rows import assert_trees_close, recorder
 from tests.rl.test_learner import FULL, naive_scores, padded
 from tests.rl.trajectories import MODEL, weights
-from tests.rollout.scripted import ANSWER, TASK, TOOLS, make, roll
+from tests.rollout.scripted import ANSWER, LIMITS, TASK, TOOLS, make, roll
 
 END = replace(TOOLS[-1], terminal=True)
 CALLED = TOOLS[:-1]
@@ -29,8 +31,8 @@ WEIGHTED = LossConfig("sequence", importance="tis", importance_level="sequence",
 EVERY = AlgorithmConfig(enumerate_calls=True, loss=WEIGHTED, advantage=AdvantageConfig(centre=False))
 
 
-async def group(words, size, seed=0, tools=(*CALLED, END)):
-    collector, _, _ = make(words)
+async def group(words, size, seed=0, tools=(*CALLED, END), limits=LIMITS):
+    collector, _, _ = make(words, limits=limits)
     speaker = first_call_speaker(replace(EVERY, group_size=size))
     task = replace(TASK, tools=tools)
     return await roll(collector, lambda _, turn: ANSWER, [task], group_size=size, speaker=speaker, seed=(seed,))
@@ -69,6 +71,22 @@ async def test_a_group_smaller_than_the_menu_draws_each_tool_alike(words):
 async def test_a_menu_of_ends_alone_is_left_to_the_policy(words):
     found, _ = await group(words, 2, tools=(END,))
     assert [trajectory.status for trajectory in found] == [Status.COMPLETED] * 2
+
+
+async def test_a_call_that_the_context_has_no_room_for_is_cut_off_there(words):
+    """The update has no shape for a longer row: with a KL or an entropy bonus the run would end."""
+    found, _ = await group(words, 3)
+    prompt, call = found[0].turns[0].prompt_ids, found[0].turns[0].sampled_ids
+    limits = replace(LIMITS, max_length=len(prompt) + 3)
+    found, _ = await group(words, 3, limits=limits)
+    shapes = policy_shapes(replace(EVERY, packing=True), ModelConfig(), limits.max_length)
+    for trajectory in found:
+        assert policy_batches(sequences(trajectory, 1.0), shapes)
+        (turn,) = trajectory.turns
+        assert (trajectory.status, turn.finish_reason) == (Status.NO_ANSWER, "length")
+        assert len(turn.prompt_ids) + len(turn.sampled_ids) == limits.max_length
+        assert turn.logprobs == (math.log(1 / 3), 0.0, 0.0)
+    assert found[0].turns[0].sampled_ids == call[:3]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from orchestra_jax.engines.base import Engine
+from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.evaluate import evaluate
@@ -20,7 +21,7 @@ from orchestra_jax.training.main import run
 from orchestra_jax.training.policy_weights import fingerprint
 from orchestra_jax.training.summary import report
 from orchestra_jax.types import Task, Trajectory
-from tests.training.test_trainer import MICRO, config, reference, summary
+from tests.training.test_trainer import MICRO, complaints, config, reference, summary
 
 __all__ = ["reference"]  # a fixture: the run is made once for both files
 
@@ -87,6 +88,21 @@ def test_a_baseline_is_evaluated_like_a_policy(tmp_path: Path, capsys: pytest.Ca
         "policy/held_out.t1.jsonl",
     ]
     assert not asked  # nobody was asked for tokens
+
+
+def test_an_evaluation_whose_servers_are_gone_ends_in_a_sentence(tmp_path: Path, monkeypatch, capsys):
+    async def gone(*args: Any, **options: Any) -> list[Trajectory]:
+        raise NoServer("No SGLang server was ready for 720 s: http://b:30000: It did not answer.")
+
+    monkeypatch.setattr(Collector, "play", gone)
+    limits = ("evaluation.limit=4", "evaluation.benchmarks=[held_out]", "model.path=null")
+    with pytest.raises(SystemExit) as stop:
+        evaluate(config(tmp_path, *MICRO, *limits, "policy=baseline:strongest_expert"))
+    assert stop.value.code == 2
+    assert complaints(capsys.readouterr().err) == [
+        "No SGLang server was ready for 720 s: http://b:30000: It did not answer. The evaluation ended before its "
+        "figures were known; with servers that answer the same command goes on from what was finished."
+    ]
 
 
 def test_a_fingerprint_is_of_the_bits():

@@ -1,5 +1,8 @@
 """The update of trajectories that forked: their sequences know of each other from the second optimizer step on."""
 
+from itertools import chain
+
+import jax
 import numpy as np
 import pytest
 
@@ -9,7 +12,7 @@ from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.rl import forks
 from orchestra_jax.rl.setup import policy_learner, policy_shapes, ratio_spans_rows
-from orchestra_jax.training.update import update
+from orchestra_jax.training.update import _minibatches, update
 from orchestra_jax.types import Preference, Turn
 from tests.rl.trajectories import MODEL, task, trajectory, weights
 
@@ -55,6 +58,18 @@ def test_later_optimizer_steps_have_the_ratio_of_whole_trajectories(monkeypatch,
         )
         assert (np.abs(others) > 1e-4).all()
         assert found[1]["ratio_max"] >= np.exp(others.min())
+
+
+def test_no_two_trajectories_of_a_step_have_one_number_where_processes_have_unlike_shares(monkeypatch):
+    """Three groups of two for two processes: four trajectories and two."""
+    algorithm, numbers = AlgorithmConfig(tasks_per_step=3, group_size=2, packing=True), []
+    shapes = policy_shapes(algorithm, RunConfig().model, 16, History.drop_thinking)
+    for index, count in enumerate((4, 2)):
+        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+        advantages = np.ones(count, np.float32)
+        for batch in chain(*_minibatches(algorithm, shapes, forked(count), advantages, 1, with_kl=False)):
+            numbers += set(np.asarray(batch.trajectory)[np.asarray(batch.mask).any(1)].tolist())
+    assert len(set(numbers)) == len(numbers) == 6
 
 
 def test_an_update_that_shares_beginnings_is_the_one_that_does_not():

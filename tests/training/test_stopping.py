@@ -195,3 +195,22 @@ def test_a_run_without_any_server_ends_in_a_sentence_and_goes_on_later(tmp_path:
     monkeypatch.setattr(collecting.EpisodePlayer, "play", whole)
     run(small)
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_measurement_of_the_warm_start_that_was_given_up_is_made_when_the_run_goes_on(tmp_path: Path, monkeypatch):
+    begin, measured = collecting.Collector.collect, []
+
+    def collect(self, *args, seed, **options):
+        measured.append(seed[-1])
+        if len(measured) == 2:
+            raise OutOfTime("told to stop")
+        return begin(self, *args, seed=seed, **options)
+
+    monkeypatch.setattr(collecting.Collector, "collect", collect)
+    small = config(tmp_path, *MICRO, "steps=0", "evaluation.questions=0", "warm_start.min_copy_accuracy=1")
+    with pytest.raises(SystemExit) as stop:
+        run(small)
+    assert stop.value.code == 130
+    run(small)
+    assert measured == [2, 4, 4]

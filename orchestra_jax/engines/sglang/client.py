@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
+from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.io.stopwatch import Stopwatch, current
 
@@ -13,6 +14,10 @@ _MEMORY_S = 120.0  # for a server to give its memory back or to take it again
 # cache, the largest part, after it, when nothing of the update lies beside it any more.
 WEIGHTS = ("weights",)
 CACHE = ("kv_cache", "cuda_graph")
+
+
+class UpdateError(RuntimeError, ConfigError):
+    """The servers cannot be used around an update: the run ends in this sentence, and goes on from its checkpoint."""
 
 
 class SGLangClient(JsonClient):
@@ -133,7 +138,7 @@ class SGLangClient(JsonClient):
 
         Raises:
             ServerError: of kind "transport": its process is gone, and what starts in its place has its memory.
-            RuntimeError: it answers, but did not get its memory.
+            UpdateError: it answers, but did not get its memory.
         """
         found = [tag for tag in tags if tag in self.released]
         if not found:
@@ -145,7 +150,7 @@ class SGLangClient(JsonClient):
             if error.kind == "transport":
                 self.released = ()
                 raise
-            raise RuntimeError(
+            raise UpdateError(
                 f"{self.url} did not take its GPU memory back after the update ({error}); look at its log, and give it "
                 "less by --mem-fraction-static in rollout.server.flags if the memory did not suffice."
             ) from error

@@ -5,8 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from orchestra_jax.config.ranges import ConfigError
-from orchestra_jax.engines.sglang.client import WEIGHTS, SGLangClient
+from orchestra_jax.engines.sglang.client import WEIGHTS, SGLangClient, UpdateError
 from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.io.http_json import ServerError
 from orchestra_jax.io.stopwatch import queued
@@ -21,10 +20,6 @@ _LOOK, _HANG = 2.0, 6.0  # pauses between looks: that a look may take, and that 
 
 class NoServer(OutOfTime):
     """No server took work for so long that the run gives up the step under way."""
-
-
-class UpdateError(RuntimeError, ConfigError):
-    """No server took the new weights: the run ends in this sentence, and goes on from its last checkpoint."""
 
 
 class SGLangPool:
@@ -127,7 +122,7 @@ class SGLangPool:
         One that is being restarted is waited for: it takes memory, and would take more in the middle of an update.
 
         Raises:
-            RuntimeError: a server is not up for `down_timeout_s`, or did not release its memory.
+            UpdateError: a server is not up for `down_timeout_s`, or did not release its memory.
         """
         deadline = self._now() + self._down_timeout_s
         while holding := [server for server in self.servers if not (server.up and server.released)]:
@@ -135,7 +130,7 @@ class SGLangPool:
                 found = await asyncio.gather(*(self._release(server) for server in holding if server.up))
             if not all(found) or not all(server.up for server in holding):
                 if self._now() > deadline:
-                    raise RuntimeError(
+                    raise UpdateError(
                         f"Not every server was up to release its GPU memory within {self._down_timeout_s:g} s: "
                         f"{self._problems()}"
                     )
@@ -150,7 +145,7 @@ class SGLangPool:
                 server.hung = error.kind == "timeout"
                 self.lose(server, str(error))
                 return False
-            raise RuntimeError(
+            raise UpdateError(
                 f"{server.url} did not release its GPU memory ({error}); look at its log: it must run with "
                 "--enable-memory-saver, and nothing but this run may use it."
             ) from error
@@ -162,8 +157,7 @@ class SGLangPool:
         If all of them are gone or hang, it waits for one that comes back.
 
         Raises:
-            UpdateError: no server took them.
-            RuntimeError: one did not take back the memory that it had released.
+            UpdateError: no server took them, or one did not take back the memory that it had released.
         """
         async with self._lock:
             await asyncio.gather(*map(self._resume_weights, self.servers))
@@ -280,7 +274,9 @@ class SGLangPool:
         """Make a server that answers ready for work: the current weights come first."""
         found = (await server.get("/model_info", timeout_s=_HEALTH_S)).get("weight_version")
         if found == str(self.version) and not server.unknown:
-            server.versions, server.since = [self.version], 0
+            # Appended, since what it still answers counts from a place in this list.
+            server.versions.append(self.version)
+            server.since = len(server.versions) - 1
             self._ready(server)
         elif self.params is None:
             server.problem = (

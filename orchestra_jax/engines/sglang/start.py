@@ -1,5 +1,6 @@
 """Start SGLang as a run's engine: on servers that are there, or on servers that the run starts itself."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,12 +9,14 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess, reviver
+from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE
 from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.processes import Processes
 from orchestra_jax.types import InfrastructureError
 
+_LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _NOTICE_S = 120.0  # to notice that a server is gone and to give one that was started again its weights
 
 
@@ -54,7 +57,17 @@ async def start_servers(
     directory: Path,
     processes: Processes,
 ) -> SGLangRunEngine:
-    """Start the servers of this process, check all that it uses, and give them the weights; see `start_engine`."""
+    """Start the servers of this process, check all that it uses, and give them the weights; see `start_engine`.
+
+    SGLang refuses a context that is longer than the model's, unless its own variable says otherwise.
+    """
+    longest, most = rollout.limits.max_length, model.max_position_embeddings - CONTEXT_SPARE
+    if not rollout.urls and longest > most and not os.environ.get(_LONGER):
+        raise ConfigError(
+            f"SGLang needs a context of {CONTEXT_SPARE} tokens more than rollout.limits.max_length={longest}, and the "
+            f"policy was made for {model.max_position_embeddings} (max_position_embeddings in its config.json): set "
+            f"rollout.limits.max_length={most} or less."
+        )
     servers = [] if rollout.urls else own_servers(rollout, version, directory, processes)
     urls = processes.mine(rollout.urls) or [server.url for server in servers]
     folder = rollout.weight_folder

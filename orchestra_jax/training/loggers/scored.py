@@ -24,7 +24,7 @@ def own_logprobs(trajectories: Sequence[Trajectory], scored: Sequence[MicroBatch
         scored: micro-batches that `update` collected.
     """
     rows: dict[int, list[Row]] = {}
-    first = first_number(trajectories) if scored else 0
+    first = first_number() if scored else 0
     for batch in scored:
         masks, numbers, engine, learner = map(
             _of_this_process, (batch.mask, batch.trajectory, batch.rollout_logprobs, batch.old_logprobs)

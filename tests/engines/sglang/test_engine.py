@@ -345,6 +345,23 @@ async def test_a_server_that_was_restarted_unseen_gives_no_sample_of_its_old_wei
     assert (await one(engine)).weight_version == 3
 
 
+async def test_what_a_server_still_answers_after_it_came_back_with_its_weights_counts(make, servers):
+    async def late(request, answer):
+        await released.wait()
+        return stub.web.json_response(answer)
+
+    released, engine = asyncio.Event(), make()
+    await engine.update_weights("new", 1)
+    await engine.update_weights("newer", 2)
+    servers[0].faults += [late, stub.reset]
+    slow = asyncio.ensure_future(one(engine))
+    await soon(lambda: servers[0].active)
+    assert (await one(engine, (2,))).weight_version == 2  # its connection broke: the server was looked at again
+    released.set()
+    found = await slow
+    assert (list(found.token_ids), found.weight_version) == (continuation(PROMPT, 5), 2)
+
+
 async def test_a_server_that_takes_no_weights_is_dropped_with_what_it_held(make, servers):
     engine = make(2, concurrency=2)
     await one(engine)

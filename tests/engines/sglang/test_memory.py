@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from tests.engines.sglang.stub import PROMPT, SECONDS, StubWeightSync, continuation, one, soon, start
 
@@ -95,7 +96,7 @@ async def test_a_server_that_answers_with_an_error_ends_it_with_a_sentence(make,
     if path == RESUME:
         await release(engine)
     told = "did not release its GPU memory" if path == RELEASE else "did not take its GPU memory back after the update"
-    with pytest.raises(RuntimeError, match=rf"^{servers[1].url} {told} \(.*status 500.*\); look at its log.*\.$"):
+    with pytest.raises(ConfigError, match=rf"^{servers[1].url} {told} \(.*status 500.*\); look at its log.*\.$"):
         await act(engine)
     assert DISK not in servers[1].calls
     if path == RESUME:
@@ -172,5 +173,5 @@ async def test_a_server_that_stays_away_ends_the_release_with_a_sentence(make, s
     engine = make(2, down_timeout_s=0.3)
     await one(engine)
     await servers[0].kill()
-    with pytest.raises(RuntimeError, match=rf"^Not every server was up .* within 0\.3 s: {servers[0].url}: .*\.$"):
+    with pytest.raises(ConfigError, match=rf"^Not every server was up .* within 0\.3 s: {servers[0].url}: .*\.$"):
         await release(engine)

@@ -1,5 +1,6 @@
 """The servers that a run starts or finds: what they are started with, hold, compute in, and what is said of it."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -91,6 +92,20 @@ async def test_a_run_starts_exports_and_pushes_in_bf16(servers, tmp_path: Path, 
             sum(array.nbytes for array in tensors.values()) == sum(leaf.nbytes for leaf in jax.tree.leaves(params)) / 2
         )
     assert "1 SGLang server samples in bfloat16, its LM head in float32." in capsys.readouterr().out
+
+
+async def test_a_context_that_sglang_refuses_is_told_with_one_that_it_takes(servers, tmp_path: Path, monkeypatch):
+    """It starts with --context-length at most the model's own, of which it leaves some tokens unused."""
+    monkeypatch.setattr(engines, "SGLangProcess", Started)
+    monkeypatch.setattr(Started, "seen", [servers[0]])
+    model = CONFIG.replace(max_position_embeddings=64)
+    rollout = RolloutConfig(engine="sglang", limits=LIMITS, server=ServerOptions(python="p", device="cpu"))
+    with pytest.raises(ConfigError, match=r"was made for 64 .*: set rollout\.limits\.max_length=58 or less\.$"):
+        await start_servers(rollout, model, masters(), 1, 50, tmp_path, Processes())
+    assert Started.seen == [servers[0]]
+    rollout = dataclasses.replace(rollout, limits=RolloutLimits(max_length=58, max_new_tokens=8))
+    await (await start_servers(rollout, model, masters(), 1, 50, tmp_path, Processes())).close()
+    assert "--context-length=64" in Started.seen[1].command(1)
 
 
 async def found(servers, tmp_path: Path, **details) -> None:
