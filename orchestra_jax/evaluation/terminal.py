@@ -116,14 +116,10 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _title(summary: Mapping[str, Any]) -> str:
-    parts = [str(summary.get("name") or "results")]
-    if summary.get("steps") is not None:
-        parts.append(f"{summary['steps']} steps")
-    if (seconds := value(summary, "seconds")) is not None:
-        parts.append(f"{seconds / 60:.1f} min")
-    if summary.get("seed") is not None:
-        parts.append(f"seed {summary['seed']}")
-    return ", ".join(parts)
+    parts, seconds = [str(summary.get("name") or "results")], value(summary, "seconds")
+    parts += [f"{summary['steps']} steps"] if summary.get("steps") is not None else []
+    parts += [f"{seconds / 60:.1f} min"] if seconds is not None else []
+    return ", ".join([*parts, *([f"seed {summary['seed']}"] if summary.get("seed") is not None else [])])
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], **first: Any) -> Table:

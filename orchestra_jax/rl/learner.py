@@ -181,12 +181,7 @@ class Learner:
     # --- optimizer steps ---
 
     def policy_step(
-        self,
-        state: TrainState,
-        batches: Sequence[MicroBatch],
-        *,
-        kl_scale: float = 1.0,
-        base: Params | None = None,
+        self, state: TrainState, batches: Sequence[MicroBatch], *, kl_scale: float = 1.0, base: Params | None = None
     ) -> tuple[TrainState, Mapping[str, float]]:
         """Take one optimizer step on the policy loss over all micro-batches together; `state` is used up.
 

@@ -90,8 +90,7 @@ class ProgressBar:
             self._table.add(trajectories)
 
     def print(self, text: str) -> None:
-        """Print a line above the bar."""
-        # As a Text, as `markup=False` would also show the marks of the table below.
+        """Print a line above the bar; a Text, as `markup=False` would show the marks of the table below too."""
         self._console.print(Text(text), highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
