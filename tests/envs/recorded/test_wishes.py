@@ -124,7 +124,7 @@ def test_most_demonstrations_first_call_what_is_worth_most_to_the_user(environme
         if kind == "fast":
             worth = {each.call.name: share[each.name] - 0.2 * math.log10(each.seconds) for each in priced}
         else:
-            counts = {"accuracy": 0.011, "none": 0.055, "low_cost": 0.27}[kind]
+            counts = {"accuracy": 0.013, "none": 0.055, "low_cost": 0.27}[kind]
             worth = {each.call.name: share[each.name] - counts * math.sqrt(each.usd / usual) for each in priced}
         good = [name for name in worth if worth[name] > max(worth.values()) - 0.02]
         shown.setdefault(kind, []).append(script(task, []).name in good)
