@@ -14,7 +14,7 @@ from orchestra_jax.types import Task, ToolCall
 _FIRST_CALLS = 4  # most calls that a demonstration may begin with; those of the other tools are rarely worth a row
 # Share of right answers that the usual price of a call counts for; others count by the root of their price, as in the
 # reward (reward.cost_power): dear models are far from the best then, and none is so near that luck decides.
-_USUAL_PRICE = {"accuracy": 0.011, "none": 0.055, "low_cost": 0.27}
+_USUAL_PRICE = {"accuracy": 0.013, "none": 0.055, "low_cost": 0.27}
 _SLOW = 0.2  # share of right answers that ten times the seconds count for, where users are in a hurry
 _EVEN = 0.006  # share of right answers by which a model that comes first e times as often is better
 _SANDBOX_FIRST = 0.9

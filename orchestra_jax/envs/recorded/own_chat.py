@@ -2,9 +2,9 @@
 
 The menu stands behind the question and the wish, as in conf/chat_template/compact.jinja. There is no system message,
 which is the same for every question, and no description of the sandbox and the relay: a policy without earlier
-knowledge learns nothing from them. A price is one token, so that it is learned as a whole. A tool's name ends its line,
-where a policy that reads from left to right knows what the line said of it. With Qwen3's 151,936 pieces a small policy
-would be mostly embeddings.
+knowledge learns nothing from them. A price is one token, so that it is learned as a whole, and so is each word of a
+wish, as a wish hangs on a word or two. A tool's name ends its line, where a policy that reads from left to right knows
+what the line said of it. With Qwen3's 151,936 pieces a small policy would be mostly embeddings.
 """
 
 from collections.abc import Iterable
@@ -37,5 +37,7 @@ def own_chat(questions: Iterable[str], models: Iterable[str]) -> OwnChat:
     """Return the chat whose pieces are those of these questions, of the wishes and of a refusal, and the models."""
     wishes = [words for kind in WORDINGS for words in wordings_of(kind, "train")]
     scaffolds = (_BEFORE, _AFTER, f"{_BEFORE}{RELAY.name}{_AFTER}")
-    texts, names = [*questions, *[*wishes, NO_CODE] * 4], [PYTHON, *map(tool_name, models)]
-    return OwnChat(tokenizer=build_byte_tokenizer(texts, _TEMPLATE, scaffolds, names=names, prices=all_prices()))
+    texts = [*questions, NO_CODE, *wishes * 64]  # so often that no word of a wish is left in parts
+    names = [PYTHON, *map(tool_name, models)]
+    tokenizer = build_byte_tokenizer(texts, _TEMPLATE, scaffolds, names=names, prices=all_prices(), size=2000)
+    return OwnChat(tokenizer=tokenizer)

@@ -5,8 +5,7 @@
 everywhere (`data.preferences`).
 
 A policy without earlier knowledge learns from examples alone that "affordable" and "cheap" mean the same, and
-evaluation says wishes in words that training does not have. So training has five times as many sentences here as
-elsewhere.
+evaluation says wishes in sentences that training does not have. So training has many more of them here than elsewhere.
 """
 
 import json
