@@ -59,7 +59,10 @@ class Purse:
     Attributes:
         paid: budget of what is paid to others.
         own: budget of what nobody is paid for: the tokens of our own engine, simulated and recorded calls.
+        limit: words about the most that the question may cost, with a place for its dollars.
     """
+
+    limit = "max_usd is {:.6g}; raise it to go on"
 
     def __init__(self, paid: Budget) -> None:
         self.paid, self.own = paid, Budget(name="own")
@@ -98,6 +101,7 @@ class Account:
     ) -> None:
         self.budget = Budget(Limits(usd=max_usd), name=REQUEST, parent=purse.paid)
         self._max_usd, self._seconds_per_token, self._own, self._told = max_usd, seconds_per_token, purse.own, told
+        self._limit = purse.limit
         self.prices, self._unpaid, self._lock = prices, 0.0, asyncio.Lock()
         self.ledger: list[Usage] = []
         self.steps: list[CallStep] = []
@@ -124,8 +128,8 @@ class Account:
         could_be = self.usd + priced.cost_usd
         if self._max_usd is not None and could_be > self._max_usd:
             raise BudgetExceeded(
-                f"With its next words the answer could come to {could_be:.6g} dollars, but max_usd is "
-                f"{self._max_usd:.6g}; raise it to go on.",
+                f"With its next words the answer could come to {could_be:.6g} dollars, but "
+                f"{self._limit.format(self._max_usd)}.",
                 REQUEST,
             )
         return await acquire(self._own, priced)

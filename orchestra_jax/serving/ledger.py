@@ -202,7 +202,10 @@ class ServedPurse(Purse):
             return max_usd
         if left <= 0:
             raise empty("for any call")
-        return dollars(left) if max_usd is None else min(max_usd, dollars(left))
+        if max_usd is not None and max_usd <= dollars(left):
+            return max_usd
+        self.limit = "the key's budget of today has {:.6g} left; it is renewed at midnight UTC"
+        return dollars(left)
 
     def _forget(self, connection: Connection) -> None:
         connection.execute(delete(REQUESTS).where(REQUESTS.c.id == self._request))
