@@ -174,8 +174,7 @@ def supervised_batches(
 
     The first `growing` steps take rows from the beginning: at first from a quarter of them, at last from all.
     """
-    mine = (processes or Processes()).mine
-    per_epoch, step = max(1, len(rows) // batch_size), start
+    mine, per_epoch, step = (processes or Processes()).mine, max(1, len(rows) // batch_size), start
     while True:
         if step < growing:
             share = _FIRST + (1 - _FIRST) * step / growing
