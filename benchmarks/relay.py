@@ -16,6 +16,7 @@ import optax
 from short import parse
 
 import orchestra_jax as oj
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models.decoder import init_params
@@ -52,8 +53,9 @@ def steps(name: str, count: int, prompts: int, layers: int) -> tuple[list[list[M
     shown, collector = environment.demonstrations(), make_collector(cfg, environment, chat)
     with LoopThread() as loop:
         played = loop.run(collector.play(shown.script, shown.tasks, shown.think, budget=Budget()))
+    longest = RolloutLimits(max_new_tokens=_LONGEST)
     rows = with_beginnings(
-        [demonstration_rows(each, _LONGEST) for each in played], map(shown.beginnings, shown.tasks), chat
+        [demonstration_rows(each, longest) for each in played], map(shown.beginnings, shown.tasks), chat
     )
     after = [len(whole.tokens) - whole.prefix for whole, *_ in rows]
     said = [sum(whole.sampled) for whole, *_ in rows]

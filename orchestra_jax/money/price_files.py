@@ -45,8 +45,10 @@ def from_config(config: Mapping[str, Any]) -> PriceList:
     return PriceList(**texts, entries={name: Price(**group) for name, group in entries.items()}, latencies=latencies)
 
 
-def load(path: str | Path) -> PriceList:
+def load(path: str | Path, within: tuple[str, ...] = ()) -> PriceList:
     """Read a file of conf/pricing. `base: NAME` in it completes it with the list NAME of the same folder.
+
+    `within` names the lists that this one is a base of.
 
     Raises:
         FileNotFoundError: no such file.
@@ -66,7 +68,11 @@ def load(path: str | Path) -> PriceList:
         prices = from_config({str(key): value for key, value in config.items()})
     except ValueError as error:
         raise ValueError(f"{file.name}: {error}") from None
-    return prices if base is None else completed(prices, load(file.with_name(f"{base}.yaml")))
+    if base is None:
+        return prices
+    if str(base) in (chain := (*within, file.stem)):
+        raise ValueError(f"{file.name}: base: {base} leads back to this list; name another one, or none.")
+    return completed(prices, load(file.with_name(f"{base}.yaml"), chain))
 
 
 def completed(prices: PriceList, base: PriceList) -> PriceList:

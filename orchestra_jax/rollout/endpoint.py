@@ -40,6 +40,8 @@ class EndpointPolicy(ExpertClient):
         replay: records and replays; it is closed with this.
     """
 
+    least_room = 1  # a conversation is not cut
+
     def __init__(self, expert: Expert, prices: PriceList, *, replay: Replay, backoff_s: float = 0.5) -> None:
         super().__init__(expert, prices, replay=replay, backoff_s=backoff_s)
         self._replay = replay

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ from orchestra_jax.data.pipeline import TaskIterator
 from orchestra_jax.engines.base import Engine, SamplingParams
 from orchestra_jax.envs.base import Environment, Episode, Message
 from orchestra_jax.io.stopwatch import queued, worked
-from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending
 from orchestra_jax.money.prices import POLICY, PriceList, policy_row
 from orchestra_jax.money.reservations import Reservation, acquire
 from orchestra_jax.rollout.messages import MessageEngine, WholeReply
@@ -59,7 +59,10 @@ class Purse:
     Attributes:
         paid: budget of what is paid to others.
         own: budget of what nobody is paid for: the tokens of our own engine, simulated and recorded calls.
+        limit: words about the most that the question may cost, with a place for its dollars.
     """
+
+    limit = "max_usd is {:.6g}; raise it to go on"
 
     def __init__(self, paid: Budget) -> None:
         self.paid, self.own = paid, Budget(name="own")
@@ -98,6 +101,7 @@ class Account:
     ) -> None:
         self.budget = Budget(Limits(usd=max_usd), name=REQUEST, parent=purse.paid)
         self._max_usd, self._seconds_per_token, self._own, self._told = max_usd, seconds_per_token, purse.own, told
+        self._limit = purse.limit
         self.prices, self._unpaid, self._lock = prices, 0.0, asyncio.Lock()
         self.ledger: list[Usage] = []
         self.steps: list[CallStep] = []
@@ -124,8 +128,8 @@ class Account:
         could_be = self.usd + priced.cost_usd
         if self._max_usd is not None and could_be > self._max_usd:
             raise BudgetExceeded(
-                f"With its next words the answer could come to {could_be:.6g} dollars, but max_usd is "
-                f"{self._max_usd:.6g}; raise it to go on.",
+                f"With its next words the answer could come to {could_be:.6g} dollars, but "
+                f"{self._limit.format(self._max_usd)}.",
                 REQUEST,
             )
         return await acquire(self._own, priced)
@@ -169,6 +173,11 @@ class Account:
         self._charge(0.0 if paid else usd)
         self._told(self.steps[number])
         return result
+
+    def paid(self, before: Mapping[str, Spending], result: ToolResult) -> bool:
+        """Return whether somebody was paid for a call; without a limit others may have been paid for beside it."""
+        changed = {name for name, spent in self.budget.by_name().items() if spent != before.get(name)}
+        return bool(changed if self._max_usd is not None else changed & {row.name for row in result.usage})
 
     def too_dear(self, usd: float) -> bool:
         """Return whether so many dollars do not fit beside what is spent."""
@@ -228,7 +237,7 @@ class AskedEpisode:
     async def _made(self, call: ToolCall) -> ToolResult:
         """Make a call of a tool of the world, within the account."""
         account = self._account
-        before, number = account.budget.spent, account.called(call)
+        before, number = account.budget.by_name(), account.called(call)
         try:
             if account.too_dear(self._prices_usd.get(call.name, 0.0)):
                 result = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
@@ -241,7 +250,7 @@ class AskedEpisode:
             if error.scope != REQUEST:
                 raise
             result = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
-        return await account.answered(number, result, paid=account.budget.spent != before)
+        return await account.answered(number, result, paid=account.paid(before, result))
 
     async def score(self, answer: str) -> bool:
         return False

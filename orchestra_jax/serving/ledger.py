@@ -9,7 +9,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -135,6 +135,7 @@ class ServedPurse(Purse):
         before: messages before the question.
         temperature: temperature of sampling, where it is known.
         keep: whether these, task and trajectory are kept.
+        told: is told what the request cost, however it ended.
     """
 
     def __init__(
@@ -148,9 +149,11 @@ class ServedPurse(Purse):
         temperature: float | None = None,
         *,
         keep: bool,
+        told: Callable[[float], None] = lambda usd: None,
     ) -> None:
         self._database, self._request, self._key, self._temperature = database, request, key, temperature
         self._policy, self._before, self._keep, self._begun = policy, before, keep, time.time()
+        self._told = told
         self._account = None if key is None else key.account(self._begun)
         usd = None if limits.usd is None else pico(limits.usd)
         accounts = [_Account(SERVERS, usd, limits.tokens, limits.calls)]
@@ -202,13 +205,17 @@ class ServedPurse(Purse):
             return max_usd
         if left <= 0:
             raise empty("for any call")
-        return dollars(left) if max_usd is None else min(max_usd, dollars(left))
+        if max_usd is not None and max_usd <= dollars(left):
+            return max_usd
+        self.limit = "the key's budget of today has {:.6g} left; it is renewed at midnight UTC"
+        return dollars(left)
 
     def _forget(self, connection: Connection) -> None:
         connection.execute(delete(REQUESTS).where(REQUESTS.c.id == self._request))
 
     def end(self, answer: Answer, task: Task) -> "Future[None]":
         """Write the end of the request, after what its calls were billed."""
+        self._told(answer.cost_usd)
         kept = None
         if self._keep and answer.trajectory is not None:
             played = encode_trajectory(answer.trajectory) | {"answer": answer.answer}  # None: a tool of the client

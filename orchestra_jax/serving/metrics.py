@@ -16,7 +16,9 @@ class Metrics:
         self.requests = Counter(
             "orchestra_requests", "Requests for completions by HTTP status", ["status"], registry=self.registry
         )
-        self.dollars = Counter("orchestra_dollars", "Dollars of answers", ["policy"], registry=self.registry)
+        self.dollars = Counter(
+            "orchestra_dollars", "Dollars, of requests without an answer too", ["policy"], registry=self.registry
+        )
         self.calls = Counter("orchestra_calls", "Calls of tools", ["tool"], registry=self.registry)
         self.seconds = Histogram(
             "orchestra_seconds",
@@ -41,7 +43,6 @@ class Metrics:
     def note(self, answer: Answer, policy: str) -> None:
         """Count an answer of a policy."""
         self.answers.labels(policy).inc()
-        self.dollars.labels(policy).inc(answer.cost_usd)
         self.work.labels(policy).inc(answer.seconds)
         for step in answer.calls:
             self.calls.labels(step.tool).inc()

@@ -240,7 +240,8 @@ class ChatServer:
         """Return the money of a request."""
         kept, budget = self.limits.keep_days > 0 and asked.keep, self.orchestrator.budget
         name, said = asked.options["request_id"], (asked.options["history"], asked.options["temperature"])
-        return ServedPurse(self.database, name, key, budget, policy, *said, keep=kept)
+        told = self.metrics.dollars.labels(policy).inc
+        return ServedPurse(self.database, name, key, budget, policy, *said, keep=kept, told=told)
 
     def _ended_as(self, answer: Answer, policy: str) -> Answer:
         """Count an answer of a policy; raise RequestError: it is an error."""

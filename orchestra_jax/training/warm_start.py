@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Demonstrations, Environment
 from orchestra_jax.processes import Processes
@@ -94,7 +95,7 @@ async def _by_prompt(trainer: Trainer, shown: Demonstrations, progress: Progress
         for k in range(0, len(mine), _AT_A_TIME):
             some = mine[k : k + _AT_A_TIME]
             played = await trainer.collector.play(shown.script, some, shown.think, budget=trainer.money.run)
-            rows += [demonstration_rows(each, trainer.cfg.rollout.limits.max_new_tokens) for each in played]
+            rows += [demonstration_rows(each, trainer.cfg.rollout.limits) for each in played]
             if shown.beginnings is not None and trainer.collector.chat is not None:
                 from orchestra_jax.training.beginnings import with_beginnings
 
@@ -105,23 +106,23 @@ async def _by_prompt(trainer: Trainer, shown: Demonstrations, progress: Progress
     return await trainer.processes.merged(play())
 
 
-def demonstration_rows(demonstration: Trajectory, max_new_tokens: int) -> list[TokenSequence]:
+def demonstration_rows(demonstration: Trajectory, limits: RolloutLimits) -> list[TokenSequence]:
     """Return a demonstration as rows. The script's tokens carry loss; prompts and observations do not.
 
     Raises:
-        ConfigError: it did not end with an answer, or a turn of it is longer than a turn of the policy.
+        ConfigError: it did not end with an answer, or it is longer than the policy may be, as a whole or in a turn.
     """
     if not demonstration.completed:
         raise ConfigError(
             f"The demonstration of task {demonstration.task.id} ended as {demonstration.status} "
             f"({demonstration.reason}): raise rollout.limits.max_length if it is too long."
         )
-    if (longest := max(len(turn.sampled_ids) for turn in demonstration.turns)) > max_new_tokens:
-        raise ConfigError(
-            f"A turn of the demonstration of task {demonstration.task.id} has {longest} tokens, and the policy may "
-            f"sample {max_new_tokens}: set rollout.limits.max_new_tokens={longest} or more."
-        )
-    return sequences(demonstration, 1.0)
+    rows, name = sequences(demonstration, 1.0), demonstration.task.id
+    turn, whole = max(len(turn.sampled_ids) for turn in demonstration.turns), max(len(row.tokens) for row in rows)
+    for limit, tokens in (("max_new_tokens", turn), ("max_length", whole)):
+        if tokens > getattr(limits, limit):
+            raise ConfigError(f"A demonstration, {name}, is too long: set rollout.limits.{limit}={tokens} or more.")
+    return rows
 
 
 def _cutter(trainer: Trainer, rows: Sequence[TokenSequence], shards: int, each: int = 1) -> Cut:
@@ -173,8 +174,7 @@ def supervised_batches(
 
     The first `growing` steps take rows from the beginning: at first from a quarter of them, at last from all.
     """
-    mine = (processes or Processes()).mine
-    per_epoch, step = max(1, len(rows) // batch_size), start
+    mine, per_epoch, step = (processes or Processes()).mine, max(1, len(rows) // batch_size), start
     while True:
         if step < growing:
             share = _FIRST + (1 - _FIRST) * step / growing

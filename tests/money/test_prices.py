@@ -151,6 +151,14 @@ def test_a_base_that_is_not_there(tmp_path: Path):
         price_files.load(tmp_path / "a.yaml")
 
 
+@pytest.mark.parametrize("bases", [{"a": "a"}, {"a": "b", "b": "a"}])
+def test_a_base_that_leads_back_is_one_sentence(tmp_path: Path, bases: dict[str, str]):
+    for name, base in bases.items():
+        (tmp_path / f"{name}.yaml").write_text(f"base: {base}\nid: a\ndate: d\nsource: s\nentries: {{m: {{input: 1}}}}")
+    with pytest.raises(ValueError, match=r"\.yaml: base: a leads back to this list"):
+        price_files.load(tmp_path / "a.yaml")
+
+
 def test_a_list_of_ours_whose_base_is_not_there_is_a_sentence_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mine.yaml").write_text("{id: a, date: d, source: s, base: papr, entries: {m: {input: 1}}}")
     monkeypatch.setattr(price_files, "PRICES", tmp_path)

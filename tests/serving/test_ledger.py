@@ -20,7 +20,9 @@ from sqlalchemy import create_engine, insert
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.money.budgets import BudgetExceeded, Limits
+from orchestra_jax.money.prices import POLICY, Price, PriceList
 from orchestra_jax.money.reservations import acquire
+from orchestra_jax.serving.asking import Account
 from orchestra_jax.serving.database import PICO, REQUESTS, VERDICTS, ServerDatabase, opened, pico
 from orchestra_jax.serving.errors import RequestError
 from orchestra_jax.serving.feedback import logged
@@ -202,6 +204,18 @@ async def test_a_key_asks_so_often_a_minute_and_a_wrong_limit_or_name_is_one_sen
         listed = {row["name"]: row for row in list_keys(database)}
         assert (listed["often"]["ended"], listed["often"]["requests_in_24_h"]) == (True, 2)
         assert key not in repr(rows(database, "keys"))
+
+
+@pytest.mark.parametrize(("asked", "said"), [(0.01, r"max_usd is 0\.01; raise"), (None, r"has 0\.05 left; .*UTC")])
+async def test_what_limits_an_answer_is_named(tmp_path: Path, asked: float | None, said: str):
+    with opened(tmp_path / "served.db") as database:
+        key = add_key(database, "poor", 0.05, None)
+        found = KeyRing(database, None).read().known[digest(key)]
+        purse = ServedPurse(database, "one", found, Limits(), "p", keep=True)
+        prices = PriceList("p", "d", "s", {POLICY: Price(call=1.0)})
+        account = Account(await purse.begin(asked), prices, purse, lambda step: None)
+        with pytest.raises(BudgetExceeded, match=said):
+            await account.reserve(Usage(POLICY))
 
 
 async def test_the_budget_of_all_servers_holds_and_words_are_forgotten(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -281,6 +282,12 @@ async def test_an_empty_budget_a_dead_tool_and_too_many_requests_have_their_stat
                     assert empty.status_code == 402
                     error = empty.json()["error"]
                 assert (error["type"], error["code"]) == ("insufficient_quota", "budget_exceeded")
+    twice = ["name=tiny", *qa_settings(tmp_path), "budget.run_usd=0.5"]
+    with scripted(tmp_path / "twice", calling("dear", "dear"), *twice) as orchestrator:
+        async with client(orchestrator) as http:
+            assert (await posted(http, messages=why)).status_code == 402  # one of its calls was paid
+            figures = (await http.get("/metrics")).text
+    assert re.search(r"^orchestra_dollars_total\{.*\} 0\.4$", figures, re.M)
     more = ["name=tiny", *qa_settings(tmp_path, f"broken,{__name__}:slow"), "rollout.limits.retries=0"]
     with scripted(tmp_path / "more", calling("broken"), *more) as orchestrator:
         async with client(orchestrator) as http:

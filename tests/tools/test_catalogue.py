@@ -82,6 +82,18 @@ def test_without_subset_and_aliases_everything_is_offered_by_its_name_in_order()
         check_spec(spec)
 
 
+def test_models_whose_names_differ_in_a_replaced_character_have_tools_of_their_own():
+    experts = [replace(EXPERTS[0], name=name) for name in ("m.1", "m-1", "m/1")]
+    prices = replace(BASE, entries={expert.name: Price(input=1.0) for expert in experts})
+    offered = expert_entries({"generalist": [expert.name for expert in experts]}, expert_clients(experts, prices))
+    record = Catalogue(offered, PriceBook(prices), MenuRule()).instance(1).record
+    assert record["tools"] == {
+        "generalist-m-1": "generalist/m.1",
+        "generalist-m-1-2": "generalist/m-1",
+        "generalist-m-1-2-2": "generalist/m/1",
+    }
+
+
 def test_a_seed_is_an_instance_and_other_seeds_are_others():
     rule = MenuRule(subset=True, fewest=2, most=5, aliases=True)
     offer = catalogue(rule, PriceBook(BASE, [BASE, CHEAP], 0.5, 2.0))

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.compose import compose
+from orchestra_jax.config.ranges import ConfigError
+from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.envs.base import Demonstrations
 from orchestra_jax.envs.quickstart.demonstrations import BASELINES, answer_from, reads_menu, reference_call
 from orchestra_jax.envs.quickstart.facts import CATALOGUE
@@ -168,9 +170,12 @@ def test_batches_of_demonstrations_fill_their_shapes(micro_tokens: int, shards: 
         assert np.mean(computed) < 1.5 * 64 * lengths.mean()
 
 
+LIMITS = RolloutLimits(max_new_tokens=8)
+
+
 def test_only_what_the_script_said_carries_loss():
     demonstration = trajectory(call("local_search", {"query": "Alice Moreno born"}), SAID, answer="Lima")
-    (found,) = demonstration_rows(demonstration, 8)
+    (found,) = demonstration_rows(demonstration, LIMITS)
     assert found.tokens == (1, 2, 3, 4, 5, 6)
     assert found.sampled == (False, False, True, True, False, True)
     assert found.advantage == 1.0
@@ -184,8 +189,8 @@ async def test_demonstrations_in_the_making_are_counted(monkeypatch: pytest.Monk
             return [trajectory(SAID, answer="Lima")] * len(tasks)
 
     monkeypatch.setattr(warm_start, "_AT_A_TIME", 2)
-    limits, seen = SimpleNamespace(max_new_tokens=9), list[int]()
-    cfg = SimpleNamespace(rollout=SimpleNamespace(limits=limits))
+    seen = list[int]()
+    cfg = SimpleNamespace(rollout=SimpleNamespace(limits=LIMITS))
     trainer = SimpleNamespace(cfg=cfg, collector=Collector(), processes=Processes(), money=SimpleNamespace(run=None))
     shown = SimpleNamespace(tasks=[TASK] * 5, script=None, think=None, beginnings=None)
     rows = await warm_start._by_prompt(trainer, shown, SimpleNamespace(update=seen.append, total=5))
@@ -195,13 +200,15 @@ async def test_demonstrations_in_the_making_are_counted(monkeypatch: pytest.Monk
 def test_a_failed_demonstration_is_an_error():
     broken = trajectory(SAID, status=Status.NO_ANSWER, reason="no answer within 4 turns")
     with pytest.raises(ValueError, match="task t ended as no_answer"):
-        demonstration_rows(broken, 8)
+        demonstration_rows(broken, LIMITS)
 
 
 def test_a_demonstration_that_the_policy_could_not_say_is_an_error():
     demonstration = trajectory(call("local_search", {"query": "Alice Moreno born"}), SAID, answer="Lima")
     with pytest.raises(ValueError, match=r"set rollout\.limits\.max_new_tokens=2 or more"):
-        demonstration_rows(demonstration, 1)
+        demonstration_rows(demonstration, replace(LIMITS, max_new_tokens=1))
+    with pytest.raises(ConfigError, match=r"set rollout\.limits\.max_length=6 or more"):
+        demonstration_rows(demonstration, replace(LIMITS, max_length=5))
 
 
 # --- the gate --------------------------------------------------------------------------------------------------------

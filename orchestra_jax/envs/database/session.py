@@ -219,7 +219,7 @@ class LocalWorld(World):
         try:
             value = tool.function(**call.arguments, **{tool.desk: desk})
         except ValueError as error:
-            return CallEffect(ToolResult(f"Error: {error or type(error).__name__}", is_error=True))
+            return CallEffect(ToolResult(f"Error: {str(error) or type(error).__name__}", is_error=True))
         except WrongKind as error:
             raise WrongKind(f"The tool {call.name!r} of {self.name!r} is of kind {tool.kind}, but {error}.") from None
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

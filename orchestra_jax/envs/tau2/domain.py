@@ -147,7 +147,7 @@ class Tau2Session:
                 with self._log_of(call):
                     result = ToolResult(str(_finished(function(**_arguments(call)))))
             except Exception as error:
-                result = ToolResult(f"Error: {error or type(error).__name__}", is_error=True)
+                result = ToolResult(f"Error: {str(error) or type(error).__name__}", is_error=True)
             finally:
                 HELD.reset(held)
             self._synchronise()

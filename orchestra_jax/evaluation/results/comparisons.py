@@ -155,10 +155,12 @@ def question_scores(one: Measured, base: Measured) -> dict[str, float]:
 
     It is the mean of the question's samples, each against the base's same one.
     """
+    starts_by = {(name, start.member): start for name, own in base.items.items() for start in own}
     samples = [
-        (name, item, start)
+        (name, item, starts_by[name, item.member])
         for name in sorted(one.items.keys() & base.items.keys())
-        for item, start in zip(one.items[name], base.items[name], strict=False)
+        for item in one.items[name]
+        if (name, item.member) in starts_by
     ]
     alike = [each for each in samples if (each[1].tools, each[1].weights) == (each[2].tools, each[2].weights)]
     if not alike:

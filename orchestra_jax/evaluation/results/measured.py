@@ -36,6 +36,7 @@ class MeasuredSample:
         tools: names on the menu, in order.
         weights: P of Eq. 2 over the tools, the outcome, cost and latency.
         family: of the question.
+        member: number of the sample.
     """
 
     solved: bool
@@ -47,6 +48,7 @@ class MeasuredSample:
     weights: tuple[float, ...]
     model_calls: ModelCalls
     family: str
+    member: int
 
 
 @dataclass(frozen=True)
@@ -256,4 +258,5 @@ def _outcome(row: Mapping[str, Any]) -> MeasuredSample:
         weights=(*(float(wanted["tools"].get(name, 0.0)) for name in tools), *map(float, rest)),
         model_calls=count_model_calls(calls, row["models"], row["policy_model"]),
         family=str(row["family"]),
+        member=int(row["member"]),
     )

@@ -20,7 +20,7 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
-from orchestra_jax.tools.experts.context import ChatMessage, TokenCounter, fit
+from orchestra_jax.tools.experts.context import LEAST_ROOM, ChatMessage, TokenCounter, fit
 from orchestra_jax.tools.experts.endpoint import connect, read_refusal, read_reply
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.quoting import Neutraliser
@@ -78,6 +78,7 @@ class ExpertClient:
 
     Attributes:
         counter: counts the tokens of its prompts.
+        least_room: tokens of a context that must be left beside a reply.
 
     Args:
         expert: model to call.
@@ -87,9 +88,12 @@ class ExpertClient:
         backoff_s: see `PaidCalls`.
 
     Raises:
+        ValueError: a long question would not fit into its context.
         MissingPrice: no price for the expert.
         FileNotFoundError: no tokenizer where `expert.tokenizer` says.
     """
+
+    least_room = LEAST_ROOM
 
     def __init__(
         self,
@@ -100,6 +104,11 @@ class ExpertClient:
         limiter: Limiter | None = None,
         backoff_s: float = 0.5,
     ) -> None:
+        if expert.context_tokens - expert.max_tokens < self.least_room:
+            raise ValueError(
+                f"Expert {expert.name!r} has context_tokens={expert.context_tokens}, max_tokens={expert.max_tokens}: "
+                f"a question needs {self.least_room} tokens beside the reply; raise the one or lower the other."
+            )
         prices.cost(expert.name)
         self.expert, self.prices = expert, prices
         self.counter = TokenCounter(expert.tokenizer)

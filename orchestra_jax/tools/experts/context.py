@@ -16,6 +16,8 @@ CUT = "\n[... cut ...]\n"
 _PER_MESSAGE = 8
 _PER_PROMPT = 64
 _SMALLEST_CUT = 32  # tokens; a text is not cut to less
+_QUESTION = 4 * _SMALLEST_CUT
+LEAST_ROOM = _PER_PROMPT + 2 * _PER_MESSAGE + _QUESTION  # tokens into which every system message and question is cut
 
 
 class TokenCounter:
@@ -111,7 +113,7 @@ def fit(messages: Sequence[ChatMessage], tokens: int, counter: TokenCounter) -> 
         total -= counter.count(rest.pop(0)["content"]) + _PER_MESSAGE
     if total > tokens:
         room = tokens - _template(system + rest)
-        if room < 4 * _SMALLEST_CUT:
+        if room < _QUESTION:
             raise ValueError(f"No question fits into {tokens} tokens; raise context_tokens, or lower max_tokens.")
         if system:
             system[0]["content"] = counter.cut(system[0]["content"], room // 2)

@@ -1,6 +1,7 @@
 """Experts as entries of a catalogue: one for every model in every role that it plays."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from orchestra_jax.config.roles import Role
 from orchestra_jax.tools.catalogue import Entry
@@ -36,7 +37,7 @@ def expert_entries(
     Raises:
         ValueError: an unknown role.
     """
-    entries = []
+    entries = list[Entry]()
     follow = {Role.query_writer: search, Role.code_writer: run}
     for role, models in roles.items():
         if role not in ROLES:
@@ -54,6 +55,8 @@ def expert_entries(
                 local=model in local,
                 traits=(*(card.traits if card else ()), *_TRAITS.get(role, ())),
             )
+            while any(entry.spec.name == spec.name for entry in entries):  # of a model like "m.1" beside "m-1"
+                spec = replace(spec, name=f"{spec.name}-2")
             billed = (model, behind[0]) if behind else (model,)
             entries.append(Entry(spec, within_budget(handler), role=role, model=model, billed=billed))
     return entries

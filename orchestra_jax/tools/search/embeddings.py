@@ -95,7 +95,13 @@ class EndpointEmbedder:
                 tasks = [group.create_task(request(start)) for start in range(0, len(prompts), self._batch)]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return np.concatenate([task.result() for task in tasks])
+        found = [task.result() for task in tasks]
+        if len(widths := sorted({vectors.shape[1] for vectors in found})) > 1:
+            raise InfrastructureError(
+                f"The embedding server {self._client.url} gave vectors of {widths[0]} and of {widths[-1]} numbers: "
+                "behind it are two models."
+            )
+        return np.concatenate(found)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -47,6 +47,15 @@ def test_a_call_that_fails_half_way_changes_nothing_and_operates_on_nothing() ->
     assert session.call(call("get_customer", customer="C9")).text == "Error: There is no 'C9' in customers."
 
 
+def test_an_error_without_a_text_says_its_kind() -> None:
+    @database_tool(Kind.READ)
+    def silent(desk: Desk) -> str:
+        """Fails and says nothing."""
+        raise ValueError
+
+    assert Session(shop(silent)).call(call("silent")).text == "Error: ValueError"
+
+
 def test_ids_are_the_same_after_failures_and_in_either_order() -> None:
     one, other = Session(shop(), seed=3), Session(shop(), seed=3)
     first, second = call("pay", customer="C1", amount=3.0), call("pay", customer="C1", amount=4.0)

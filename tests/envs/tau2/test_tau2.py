@@ -15,6 +15,7 @@ from orchestra_jax.envs.tau2 import package
 from orchestra_jax.envs.tau2.environment import Tau2Environment
 from orchestra_jax.envs.tau2.package import TOO_LONG, Patterns
 from orchestra_jax.envs.tau2.scripted import named
+from orchestra_jax.envs.tau2.tasks import AGENT
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
@@ -231,6 +232,17 @@ def test_what_the_policy_reads(environment):
     assert (result.text, result.is_error, result.refused) == ("Error: User 3 not found", True, False)
     result = asyncio.run(episode.step(ToolCall("get_user", {"user": "sue"})))
     assert (result.text, result.is_error, result.refused) == ("Error: User sue not found", True, False)
+
+
+def test_an_error_without_a_text_says_its_kind(environment, monkeypatch: pytest.MonkeyPatch):
+    task = task_of(environment, "airline-0")
+
+    async def silent(user: str) -> str:
+        raise KeyError
+
+    monkeypatch.setitem(environment._domains["airline"].functions[AGENT], "get_user", silent)
+    result = asyncio.run(environment.reset(task, Budget()).step(ToolCall("get_user", {"user": "ann"})))
+    assert result.text == "Error: KeyError"
 
 
 def test_interleaved_episodes_share_nothing(environment):

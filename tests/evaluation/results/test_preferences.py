@@ -66,6 +66,13 @@ def test_scores_are_eq_5_and_6_on_what_was_asked_alike(tmp_path: Path) -> None:
     assert "| published: Orchestrator-8B |  |  |  |  |  | 46.7 |" in text
 
 
+def test_a_failed_sample_takes_its_own_pair_away_and_moves_no_other(tmp_path: Path) -> None:
+    before, after = drawn(1), [{**line, "solved": True} for line in drawn(2)]
+    before[0]["status"] = "failed"
+    one, other = measured(evaluation(tmp_path / "run", {"before/t.t1": before, "after/t.t1": after}, config()))
+    assert question_scores(other, one)["q0"] == pytest.approx(score(after[1], before[1]), rel=1e-5)
+
+
 def test_another_run_is_the_base_where_it_is_named(tmp_path: Path) -> None:
     trained = evaluation(tmp_path / "trained", {"policy/held_out.t0": drawn(2)}, config())
     base = evaluation(tmp_path / "base", {"policy/held_out.t0": drawn(1)}, config())

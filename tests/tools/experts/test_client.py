@@ -388,6 +388,8 @@ def test_experts_that_do_not_go_together():
         expert_clients([small, big], PRICES)
     with pytest.raises(ValueError, match="Two experts are named 'small'"):
         expert_clients([small, small], PRICES)
+    with pytest.raises(ValueError, match="a question needs 208 tokens beside the reply"):
+        expert_clients([Expert("small", "s", "http://h/v1", context_tokens=257, max_tokens=50)], PRICES)
     with pytest.raises(MissingPrice):
         expert_clients([Expert("unpriced", "u", "http://h/v1")], PRICES)
     with pytest.raises(FileNotFoundError, match="No tokenizer"):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from orchestra_jax.tools.experts.context import CUT, TokenCounter, fit
+from orchestra_jax.tools.experts.context import CUT, LEAST_ROOM, TokenCounter, fit
 from orchestra_jax.tools.experts.quoting import Neutraliser
 
 TEXT = st.text(max_size=400)
@@ -113,6 +113,13 @@ def test_a_system_message_takes_at_most_half(by_bytes):
     sizes = [by_bytes.count(message["content"]) for message in kept]
     assert by_bytes.estimate(kept) <= 400
     assert min(sizes) > 130
+
+
+def test_the_least_room_holds_every_question():
+    long = [{"role": "system", "content": "Be kind. " * 100}, user("why " * 100)]
+    assert ESTIMATE.estimate(fit(long, LEAST_ROOM, ESTIMATE)) <= LEAST_ROOM
+    with pytest.raises(ValueError, match="No question fits"):
+        fit(long, LEAST_ROOM - 1, ESTIMATE)
 
 
 def test_no_room_and_no_message():

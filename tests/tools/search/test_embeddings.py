@@ -111,6 +111,18 @@ async def test_one_failed_batch_fails_all_as_infrastructure():
         await embedder.close()
 
 
+async def test_batches_with_vectors_of_two_lengths_are_an_infrastructure_failure():
+    async def two_models(request: web.Request) -> web.Response:
+        size = 2 if (await request.json())["input"] == ["b"] else 3
+        return web.json_response({"data": [{"index": 0, "embedding": [1.0] * size}]})
+
+    async with serving(two_models) as url:
+        embedder = EndpointEmbedder(url, "m", batch=1)
+        with pytest.raises(InfrastructureError, match="gave vectors of 2 and of 3 numbers"):
+            await embedder.embed(["a", "b"])
+        await embedder.close()
+
+
 def test_settings_errors():
     with pytest.raises(ValueError, match="is no URL"):
         EndpointEmbedder("localhost:30000", "m")
