@@ -63,9 +63,10 @@ class ToolExecutor:
         problem = validate_arguments(spec, call.arguments)
         if problem is not None:
             return ToolResult(problem, is_error=True, refused=True)
-        then = worked()
+        start = worked()
         result = as_result(await self._handlers[call.name](call.arguments, self._budget))
+        elapsed = worked() - start
         if result.refused and not result.usage:
             return result
         spec = replace(spec, price_usd=None) if result.refused else spec  # the price per call is of executed ones
-        return replace(result, usage=call_rows(spec, result.usage, worked() - then, shown=self.prices, paid=self._paid))
+        return replace(result, usage=call_rows(spec, result.usage, elapsed, shown=self.prices, paid=self._paid))
