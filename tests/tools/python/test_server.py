@@ -128,7 +128,7 @@ async def test_code_that_nobody_waits_for_any_more_is_ended():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--port", str(port), "--workers", "1", "--timeout", "600", "--isolation", "none"]
-    command = [sys.executable, "-m", "orchestra_jax.tools.python.server", *options]
+    command = [sys.executable, "-u", "-m", "orchestra_jax.tools.python.server", *options]
     server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert b"Running on" in await asyncio.wait_for(server.stdout.readline(), 60)
