@@ -120,7 +120,7 @@ def user_errors(*, ends_process: bool = False) -> Iterator[None]:
 
 
 def end(message: str, folder: str = "") -> NoReturn:
-    """End the process with a sentence on standard error, as every user's error does; `folder` goes if it is empty."""
+    """End the process with a sentence on standard error, as every user's error does; remove `folder` if it is empty."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)
     print(message, file=sys.stderr)

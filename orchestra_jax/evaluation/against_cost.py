@@ -65,7 +65,7 @@ def accuracy_cost(summary: Mapping[str, Any]) -> Figure | None:
     by_label = {mark.label: mark for mark in marks}
     before, after = by_label.get("before training"), by_label.get("after training")
     title, detail, arrow = "Accuracy against cost", "", None
-    if len(marks) > CROWD:  # no names for scripts that another one outdoes; what an oracle knows no policy can know
+    if len(marks) > CROWD:  # a script that another one outdoes has no name; an oracle outdoes nobody
         scripts = {(mark.x, mark.y) for mark in marks if mark.marker == "s" and "oracle" not in mark.label}
         worse = {a for a, b in itertools.permutations(scripts, 2) if a[0] >= b[0] and a[1] <= b[1]}
         marks = [m._replace(label="") if m.marker == "s" and (m.x, m.y) in worse else m for m in marks]

@@ -90,7 +90,7 @@ class ProgressBar:
             self._table.add(trajectories)
 
     def print(self, text: str) -> None:
-        """Print a line above the bar; a Text, as `markup=False` would show the marks of the table below too."""
+        """Print a line above the bar: as a Text, since `markup=False` would show the table's marks too."""
         self._console.print(Text(text), highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
