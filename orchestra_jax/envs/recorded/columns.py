@@ -21,6 +21,8 @@ SEVERAL = "\x1e"  # between the entries of a list
 _BLOCK_BYTES = 32 << 20  # a row must fit
 _SHOWN = 40  # characters of a value that a sentence repeats
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_SUFFIXES = (*_SEPARATORS, ".json", ".jsonl", ".parquet")
+_NO_UTF8 = "it is not UTF-8: save it in this encoding"
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
 
 
@@ -182,20 +184,29 @@ def open_table(file: Path) -> Table:
         ImportError: pyarrow is missing.
         OSError, ValueError: the file cannot be read; a sentence with its name.
     """
+    if file.suffix not in _SUFFIXES:
+        raise ValueError(
+            f"{str(file)!r} must end in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}: unpack or rename it, or save "
+            "it as one of these."
+        )
     try:
         import pyarrow  # noqa: F401
     except ImportError:
         raise ImportError(f"Reading {file.name!r} needs pyarrow: pip install 'orchestra-jax[data]'.") from None
     if file.suffix in _SEPARATORS:
-        with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-            names = next(csv.reader(lines, delimiter=_SEPARATORS[file.suffix]), [])
-        return Table(file, names, partial(_separated, file), partial(_line, file))
+        return Table(file, _refusing(file, lambda: _header(file)), partial(_separated, file), partial(_line, file))
     if file.suffix == ".parquet":
         from pyarrow import parquet
 
         names = _refusing(file, lambda: parquet.read_schema(file).names)
         return Table(file, names, partial(_parquet, file), lambda row: f"{str(file)!r}, row {row + 1}")
     return _listed(file)
+
+
+def _header(file: Path) -> list[str]:
+    """Return the names in the first line of a .csv or .tsv file."""
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        return next(csv.reader(lines, delimiter=_SEPARATORS[file.suffix]), [])
 
 
 def _separated(file: Path, names: Sequence[str]) -> Any:
@@ -269,13 +280,16 @@ def _number(text: str) -> float:
 
 
 def _refusing(file: Path, read: Callable[[], Any]) -> Any:
-    """Return what `read` returns; what pyarrow cannot read becomes one sentence with the file's name."""
+    """Return what `read` returns; what cannot be read becomes one sentence with the file's name."""
     import pyarrow
 
     try:
         return read()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(file)!r} cannot be read: {' '.join(str(error).split())[:300]}.") from None
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = " ".join(str(error).split())[:300]
+        if isinstance(error, UnicodeDecodeError) or "invalid UTF8" in reason:
+            reason = _NO_UTF8
+        raise ValueError(f"{str(file)!r} cannot be read: {reason}.") from None
 
 
 def _line(file: Path, row: int) -> str:
@@ -283,5 +297,8 @@ def _line(file: Path, row: int) -> str:
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         table = csv.reader(lines, delimiter=_SEPARATORS[file.suffix])
         filled = (table.line_num for fields in table if fields)
-        number = next((line for place, line in enumerate(filled) if place == row + 1), row + 2)
+        try:
+            number = next((line for place, line in enumerate(filled) if place == row + 1), row + 2)
+        except csv.Error:  # a field longer than the module reads; pyarrow reads it
+            return f"{str(file)!r}, row {row + 1}"
     return f"{str(file)!r}, line {number}"

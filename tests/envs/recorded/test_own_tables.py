@@ -195,7 +195,9 @@ def test_answers_that_never_equal_their_reference_are_refused_and_some_are_told(
     [
         (b"question,model,output,correct\n", "has no rows"),
         (b"question,model,output,correct\na,b\n", "cannot be read: CSV parse error"),
-        (b"question,model,output,correct\n\xff,b,c,1\n", "cannot be read: "),
+        (b"question,model,output,correct\n\xff,b,c,1\n", "cannot be read: it is not UTF-8: save it in this encoding"),
+        ("question,model,output,correct\na,b,c,1\n".encode("utf-16"), "cannot be read: it is not UTF-8"),
+        (b"question,model," + b"x" * 140_000, "cannot be read: field larger than"),
         (b"", "has no column 'question'"),
     ],
 )
@@ -234,6 +236,22 @@ def test_a_wide_table_of_commas_drops_questions_that_some_model_has_not_answered
     ]
     with pytest.raises(ValueError, match="has no column 'd'"):
         read_recording(write(tmp_path / "without.csv", without))
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.CSV", "t.xlsx", "t.ndjson", "t"])
+def test_another_ending_is_refused_with_those_that_are_read(tmp_path: Path, name: str):
+    write(tmp_path / "t.csv", own_rows()).rename(tmp_path / name)
+    with pytest.raises(
+        ConfigError, match=rf"{name}' must end in .csv, .tsv, .json, .jsonl or .parquet: unpack or rename it, or save"
+    ):
+        world(tmp_path / name)
+
+
+def test_a_bad_row_beside_a_very_long_prompt_is_one_sentence(tmp_path: Path):
+    rows = [row | {"question": f"{row['question']}{'x' * 140_000}"} for row in own_rows()[:8]]
+    rows[5]["cost"] = "free"
+    with pytest.raises(ConfigError, match=r"t.csv', row 6: 'cost' must be a number >= 0 .*, not 'free'"):
+        world(write(tmp_path / "t.csv", rows))
 
 
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
