@@ -24,6 +24,7 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _SUFFIXES = (*_SEPARATORS, ".json", ".jsonl", ".parquet")
 _NO_UTF8 = "it is not UTF-8: save it in this encoding"
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
+_ONE_TEXT = "{}: {!r} must be one text, not a list: of messages, write what was asked or said."
 
 
 class Column(NamedTuple):
@@ -230,14 +231,20 @@ def _parquet(file: Path, names: Sequence[str]) -> Any:
     import pyarrow
     from pyarrow import compute, parquet
 
-    def text(column: Any) -> Any:
-        if pyarrow.types.is_list(column.type):
+    def text(name: str, column: Any) -> Any:
+        kind, types = column.type, pyarrow.types
+        if types.is_duration(kind):
+            raise BadRow(f"{str(file)!r}: {name!r} holds durations: write them as numbers of seconds.")
+        if types.is_list(kind) or types.is_large_list(kind):
+            most = compute.max(compute.list_value_length(column)).as_py() or 0
+            if types.is_nested(kind.value_type) or (most > 1 and name not in COLUMNS["answer"].names):
+                raise BadRow(_ONE_TEXT.format(repr(str(file)), name))
             return compute.binary_join(column.cast(pyarrow.list_(pyarrow.string())), SEVERAL)
         return column.cast(pyarrow.string())
 
     def read() -> Any:
         found = parquet.ParquetFile(file, page_checksum_verification=True).read(columns=list(names))
-        made = pyarrow.table({name: text(found.column(name)) for name in names})
+        made = pyarrow.table({name: text(name, found.column(name)) for name in names})
         made.validate(full=True)
         return made
 
@@ -246,21 +253,32 @@ def _parquet(file: Path, names: Sequence[str]) -> Any:
 
 def _listed(file: Path) -> Table:
     """Read the rows of a .jsonl or .json file as columns."""
-    columns, places = dict[str, list[str | None]](), list[str]()
+    columns, places, lists = dict[str, list[str | None]](), list[str](), dict[str, str]()
     for count, (_, place, read) in enumerate(rows_of(file)):
         for name, value in read().items():
             column = columns.setdefault(name, [])
             column += [None] * (count - len(column))
             column.append(_as_text(value))
+            if isinstance(value, list) and not _joins(name, value):
+                lists.setdefault(name, place)
         places.append(place)
 
     def load(names: Sequence[str]) -> Any:
         import pyarrow
 
+        for name in names:
+            if name in lists:
+                raise BadRow(_ONE_TEXT.format(lists[name], name))
         whole = {name: [*columns[name], *[None] * (len(places) - len(columns[name]))] for name in names}
         return pyarrow.table({name: pyarrow.array(column, pyarrow.string()) for name, column in whole.items()})
 
     return Table(file, list(columns), load, places.__getitem__)
+
+
+def _joins(name: str, entries: Sequence[Any]) -> bool:
+    """Return whether a list is a text, or several texts in a column that may hold them."""
+    flat = not any(isinstance(each, Mapping | list) for each in entries)
+    return flat and (len(entries) < 2 or name in COLUMNS["answer"].names)
 
 
 def _as_text(value: Any) -> str | None:

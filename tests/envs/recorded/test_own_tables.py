@@ -254,6 +254,41 @@ def test_a_bad_row_beside_a_very_long_prompt_is_one_sentence(tmp_path: Path):
         world(write(tmp_path / "t.csv", rows))
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("column", "value"), [("question", [{"role": "user", "content": "Say 2."}]), ("output", ["2", "3"])]
+)
+def test_a_list_where_a_text_belongs_is_refused(tmp_path: Path, column: str, value: object, suffix: str):
+    rows = [row | {column: value} for row in own_rows()]
+    with pytest.raises(ConfigError, match=rf"t.{suffix}'.*: '{column}' must be one text, not a list: of messages, wri"):
+        world(write(tmp_path / f"t.{suffix}", rows))
+    unread = write(tmp_path / f"u.{suffix}", [row | {"messages": value} for row in own_rows()])
+    assert len(read_recording(unread).questions) == QUESTIONS
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_list_of_references_is_several_and_a_text_in_a_list_one(tmp_path: Path, suffix: str):
+    rows = [row | {"answer": [row["answer"], "other"], "output": [row["output"]]} for row in own_rows()]
+    found = read_recording(write(tmp_path / f"t.{suffix}", rows))
+    assert found.questions["q1"].answer == ("3", "other")
+    assert found.answer(OWN[STRONG], "q2").answer == "4"
+
+
+def test_lists_of_other_writers_are_read_and_durations_refused(tmp_path: Path):
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist([row | {"latency": None} for row in own_rows()])
+    several = pyarrow.array([["3", "three"]] * len(table), pyarrow.large_list(pyarrow.large_string()))
+    table = table.set_column(table.column_names.index("answer"), "answer", several)
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert read_recording(tmp_path / "t.parquet").questions["q1"].answer == ("3", "three")
+    taken = pyarrow.array([1500] * len(table), pyarrow.duration("ms"))
+    parquet.write_table(table.set_column(table.column_names.index("latency"), "latency", taken), tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match=r"t.parquet': 'latency' holds durations: write them as numbers of seconds"):
+        world(tmp_path / "t.parquet")
+
+
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
 def test_the_public_answers_hold_models_and_prices_back(capsys):
     environment = world(Path(os.environ["ORCHESTRA_DATA"]) / "recorded" / "zeroeval")
