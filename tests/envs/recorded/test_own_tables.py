@@ -289,6 +289,20 @@ def test_lists_of_other_writers_are_read_and_durations_refused(tmp_path: Path):
         world(tmp_path / "t.parquet")
 
 
+def test_ids_of_calls_are_told_apart_from_models_with_few_answers(tmp_path: Path):
+    rows = [row | {"id": f"call-{number}"} for number, row in enumerate(own_rows())]
+    said = (
+        rf"each id has one answer alone, as ids of calls have, while {len(rows)} rows ask {QUESTIONS} questions; leave"
+    )
+    with pytest.raises(ConfigError, match=said):
+        world(write(tmp_path / "t.csv", rows))
+    alone = [row for number, row in enumerate(own_rows()) if number % len(MODELS) == number // len(MODELS) % 4]
+    with pytest.raises(
+        ConfigError, match=r"leave some models out .4 models; 'house-0' has answered 10 of 40 questions"
+    ):
+        world(write(tmp_path / "u.csv", alone))
+
+
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
 def test_the_public_answers_hold_models_and_prices_back(capsys):
     environment = world(Path(os.environ["ORCHESTRA_DATA"]) / "recorded" / "zeroeval")
