@@ -303,6 +303,36 @@ def test_ids_of_calls_are_told_apart_from_models_with_few_answers(tmp_path: Path
         world(write(tmp_path / "u.csv", alone))
 
 
+def test_a_kind_for_each_question_leaves_no_split_and_the_sentence_names_the_column(tmp_path: Path):
+    rows = [row | {"family": row["id"]} for row in own_rows()]
+    with pytest.raises(
+        ConfigError,
+        match=r"few questions of each kind .40 kinds of 40 questions.: none .* leave out the column of kinds",
+    ):
+        world(write(tmp_path / "t.csv", rows))
+    with pytest.raises(ConfigError, match="few questions in all: none is left for the validation split; bring more"):
+        world(write(tmp_path / "u.csv", own_rows()[4:8] + own_rows()[8:12] + own_rows()[12:16]))
+
+
+def test_questions_of_training_under_another_id_do_not_judge(tmp_path: Path, capsys):
+    plain = world(write(tmp_path / "t.csv", own_rows()))
+    (seen, judged), copy = (plain.splits[split][0] for split in ("train", "test")), own_rows()
+    questions = {str(row["id"]): str(row["question"]) for row in copy}
+    for row in copy:
+        if row["id"] == judged:
+            row["question"] = f" {questions[seen].upper()}"
+    capsys.readouterr()
+    environment = world(write(tmp_path / "u.csv", copy))
+    assert environment.splits == {**plain.splits, "test": plain.splits["test"][1:]}
+    told = "  left out: 1 held-out questions, whose text is that of a question of training\n"
+    assert told in capsys.readouterr().out
+    same = [row | {"question": "Say it."} for row in own_rows()]
+    with pytest.raises(
+        ConfigError, match=r"Every question of the validation split of env.options.path has the text of"
+    ):
+        world(write(tmp_path / "v.csv", same))
+
+
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
 def test_the_public_answers_hold_models_and_prices_back(capsys):
     environment = world(Path(os.environ["ORCHESTRA_DATA"]) / "recorded" / "zeroeval")
