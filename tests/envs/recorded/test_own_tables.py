@@ -1,6 +1,7 @@
 """Tables that others made: one schema refuses what would score or cost wrongly, and tells what it estimates."""
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -331,6 +332,30 @@ def test_questions_of_training_under_another_id_do_not_judge(tmp_path: Path, cap
         ConfigError, match=r"Every question of the validation split of env.options.path has the text of"
     ):
         world(write(tmp_path / "v.csv", same))
+
+
+def test_answers_marked_as_wrong_that_equal_their_reference_are_told(tmp_path: Path, capsys):
+    rows = own_rows()
+    wrong = [row for row in rows if not row["correct"]]
+    wrong[0]["output"] = wrong[0]["answer"]
+    world(write(tmp_path / "t.csv", rows))
+    told = f"  1 of {len(wrong)} answers that are marked as wrong count as right here, such as "
+    assert told in capsys.readouterr().out
+
+
+def test_answers_of_every_kind_are_checked(tmp_path: Path, capsys):
+    """The last kind of a long table has references in a form that no answer has."""
+    made = []
+    for number in range(1100):
+        late = number >= 1050
+        asked = {"question": f"Say {number}.", "family": "late" if late else "early", "cost": 0.001, "correct": True}
+        answer = {"answer": f"see {number}" if late else str(number), "output": str(number)}
+        made += [{**asked, **answer, "model": f"house-{name}"} for name in "abcd"]
+    world(write(tmp_path / "t.jsonl", made))
+    assert re.search(
+        r"  \d+ of 2000 checked answers that are marked as correct count as wrong here, such as '1\d{3}' for 'see 1",
+        capsys.readouterr().out,
+    )
 
 
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
