@@ -49,7 +49,9 @@ def cost_note(recording: Recording, prices: PriceList) -> str:
     """Return a line on where the dollars of calls come from."""
     listed = [model for model in recording.models if model in prices.entries]
     whom = ", ".join(listed) if len(listed) <= _NAMED else f"{len(listed)} models"
-    parts = [f"by the price list {prices.id} for {whom}"] if listed else []
+    known = ~np.isnan(recording.cost_usd[:, [recording.models.index(model) for model in listed]])
+    instead = ", and not as recorded" if known.any() else ""
+    parts = [f"by the price list {prices.id} for {whom}{instead}"] if listed else []
     if rest := len(recording.models) - len(listed):
         parts.append(f"as recorded for {rest} models that the price list {prices.id} does not have")
     return f"  cost: {'; '.join(parts)}"

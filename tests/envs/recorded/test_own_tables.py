@@ -164,6 +164,14 @@ def test_a_table_of_ones_own_needs_no_option_but_its_path(tmp_path: Path):
     assert "python" in with_code.held_out(9)[0].extra["instance"]["tools"].values()
 
 
+def test_recorded_dollars_that_a_price_list_replaces_are_told(tmp_path: Path, capsys):
+    world(write(tmp_path / "log.csv", [row | {"cost": 0.5} for row in made_rows()]))
+    said = capsys.readouterr().out
+    assert re.search(
+        r"  cost: by the price list recorded-2024 for [^;]*, and not as recorded; as recorded for 1 models", said
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
