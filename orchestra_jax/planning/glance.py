@@ -129,10 +129,15 @@ def _seconds(cfg: RunConfig, plan: Plan, rollouts: Rollouts) -> Sequence[tuple[s
 def _dollars(cfg: RunConfig, cost: StepCost | None) -> Sequence[tuple[str, str, str]]:
     if cost is None:
         return [("dollars of a step", "0", "no expert is paid")]
-    parts = f"{cost.experts:.2f} experts at random + {cost.judge:.2f} judge"
+    parts = f"{_usd(cost.experts)} experts at random + {_usd(cost.judge)} judge"
+    run = cost.total * cfg.steps
     return [
-        ("dollars of a step", f"{cost.total:.2f}", f"{parts}; {cost.alone:.2f} with {cost.dearest} alone"),
-        (f"dollars of {cfg.steps} steps", f"{cost.total * cfg.steps:.0f}", "the GPUs' own price is not in it"),
+        ("dollars of a step", _usd(cost.total), f"{parts}; {_usd(cost.alone)} with {cost.dearest} alone"),
+        (
+            f"dollars of {cfg.steps} steps",
+            f"{run:.0f}" if run >= 100 else _usd(run),
+            "the GPUs' own price is not in it",
+        ),
     ]
 
 
@@ -185,6 +190,11 @@ def _said(cfg: RunConfig, plan: Plan, rollouts: Rollouts, assumed: Assumed) -> S
         *said,
         "Not in the seconds: the way of new weights, checkpoints, evaluation, a wait for the slowest trajectory.",
     ]
+
+
+def _usd(value: float) -> str:
+    """Return dollars with their cents, or two digits where the cents alone would hide them."""
+    return f"{value:.2g}" if 0 < value < 0.1 else f"{value:.2f}"
 
 
 def _short(value: float) -> str:

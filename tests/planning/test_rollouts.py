@@ -155,6 +155,15 @@ def test_a_plan_in_one_look(tmp_path: Path) -> None:
     assert "6.0 of the trainer" in text
 
 
+def test_a_few_cents_are_not_told_as_nothing(tmp_path: Path) -> None:
+    small = ("algorithm.tasks_per_step=1", "algorithm.group_size=2", "steps=3", "plan.call_input=100")
+    text = looked_at(tmp_path, *small, "plan.call_output=50", "tools.judge=match")
+    found = {name.strip(): value for name, value in (line.split("│")[1:3] for line in text.splitlines() if "│" in line)}
+    step, run = float(found["dollars of a step"]), float(found["dollars of 3 steps"])
+    assert 0 < step < 0.01
+    assert run == pytest.approx(3 * step, rel=0.1)
+
+
 def test_what_a_checkpoint_holds_by_hand() -> None:
     params = LAYERS + 2 * HEAD
     few = 64  # bytes of the counts of steps

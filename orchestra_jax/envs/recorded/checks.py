@@ -1,6 +1,6 @@
-"""Checks of a whole table: names of models, costs that nobody knows, right answers that count as wrong."""
+"""Checks of a whole table: names of models, costs that nobody knows, answers that count otherwise than it says."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from orchestra_jax.money.prices import PriceList
 
 _OWN_NAMES = {PYTHON: "the sandbox", "orchestrator": "the policy"}  # price lists have them
 _NAMED = 6  # models that the line on costs names; of more it tells the number
-_CHECKED, _MISMATCH = 2000, 0.01  # right answers that are compared with the reference; share that a line tells
+_CHECKED, _MISMATCH = 2000, 0.01  # answers of a mark that are compared with the reference; share that a line tells
 
 
 def refuse_names(recording: Recording) -> None:
@@ -49,30 +49,47 @@ def cost_note(recording: Recording, prices: PriceList) -> str:
     """Return a line on where the dollars of calls come from."""
     listed = [model for model in recording.models if model in prices.entries]
     whom = ", ".join(listed) if len(listed) <= _NAMED else f"{len(listed)} models"
-    parts = [f"by the price list {prices.id} for {whom}"] if listed else []
+    known = ~np.isnan(recording.cost_usd[:, [recording.models.index(model) for model in listed]])
+    instead = ", and not as recorded" if known.any() else ""
+    parts = [f"by the price list {prices.id} for {whom}{instead}"] if listed else []
     if rest := len(recording.models) - len(listed):
         parts.append(f"as recorded for {rest} models that the price list {prices.id} does not have")
     return f"  cost: {'; '.join(parts)}"
 
 
 def doubts(recording: Recording) -> list[str]:
-    """Return a line on right answers that differ from the reference, which the score of a policy counts as wrong.
+    """Return lines on answers that the score of a policy, which is by the reference, counts otherwise than the table.
 
     Raises:
-        ConfigError: all of them differ.
+        ConfigError: all answers that the table calls correct differ from their references.
     """
-    rights = np.argwhere(recording.correct)[:_CHECKED]
-    asked, outputs = list(recording.questions.values()), recording.outputs
-    told = [(asked[row].answer, shown(read_answer(outputs[row, column]))) for row, column in rights]
-    known = [(references, text) for references, text in told if references]
-    wrong = [(references, text) for references, text in known if not same_answer(text, references)]
-    if not wrong or len(wrong) < _MISMATCH * len(known):
-        return []
-    example = f"such as {wrong[0][1][:40]!r} for {wrong[0][0][0][:40]!r}"
-    if len(wrong) == len(known) > 1:
-        raise ConfigError(
-            f"No answer of env.options.path that is marked as correct equals its reference, {example}, so that every "
-            "policy would score 0: check the columns 'output' and 'answer', or leave 'answer' out, and what a right "
-            "model said is right."
+    found = list[str]()
+    for marked, called, counted in ((True, "correct", "wrong"), (False, "wrong", "right")):
+        odd, count, whole = _otherwise(recording, marked)
+        if not odd or len(odd) < _MISMATCH * count:
+            continue
+        example = f"such as {odd[0][1][:40]!r} for {odd[0][0][0][:40]!r}"
+        if marked and len(odd) == count > 1:
+            raise ConfigError(
+                "No answer of env.options.path that is marked as correct equals its reference, "
+                f"{example}, so that every policy would score 0: check the columns 'output' and 'answer', or leave "
+                "'answer' out, and what a right model said is right."
+            )
+        answers = "answers" if whole else "checked answers"
+        found.append(
+            f"  {len(odd)} of {count} {answers} that are marked as {called} count as {counted} here, {example}"
         )
-    return [f"  {len(wrong)} of {len(known)} answers that are marked as correct count as wrong here, {example}"]
+    return found
+
+
+def _otherwise(recording: Recording, marked: bool) -> tuple[list[tuple[Sequence[str], str]], int, bool]:
+    """Return references and texts of answers so marked that count otherwise, and the number of those that were checked.
+
+    The last is True if all that are so marked were.
+    """
+    cells, asked = np.argwhere(recording.correct == marked), list(recording.questions.values())
+    chosen = np.sort(np.random.default_rng(0).permutation(len(cells))[:_CHECKED])  # from all kinds and models
+    texts = ((asked[row].answer, shown(read_answer(recording.outputs[row, column]))) for row, column in cells[chosen])
+    known = [(references, text) for references, text in texts if references]
+    odd = [(references, text) for references, text in known if same_answer(text, references) != marked]
+    return odd, len(known), len(chosen) == len(cells)

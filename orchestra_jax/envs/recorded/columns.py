@@ -21,7 +21,10 @@ SEVERAL = "\x1e"  # between the entries of a list
 _BLOCK_BYTES = 32 << 20  # a row must fit
 _SHOWN = 40  # characters of a value that a sentence repeats
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_SUFFIXES = (*_SEPARATORS, ".json", ".jsonl", ".parquet")
+_NO_UTF8 = "it is not UTF-8: save it in this encoding"
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
+_ONE_TEXT = "{}: {!r} must be one text, not a list: of messages, write what was asked or said."
 
 
 class Column(NamedTuple):
@@ -182,20 +185,29 @@ def open_table(file: Path) -> Table:
         ImportError: pyarrow is missing.
         OSError, ValueError: the file cannot be read; a sentence with its name.
     """
+    if file.suffix not in _SUFFIXES:
+        raise ValueError(
+            f"{str(file)!r} must end in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}: unpack or rename it, or save "
+            "it as one of these."
+        )
     try:
         import pyarrow  # noqa: F401
     except ImportError:
         raise ImportError(f"Reading {file.name!r} needs pyarrow: pip install 'orchestra-jax[data]'.") from None
     if file.suffix in _SEPARATORS:
-        with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-            names = next(csv.reader(lines, delimiter=_SEPARATORS[file.suffix]), [])
-        return Table(file, names, partial(_separated, file), partial(_line, file))
+        return Table(file, _refusing(file, lambda: _header(file)), partial(_separated, file), partial(_line, file))
     if file.suffix == ".parquet":
         from pyarrow import parquet
 
         names = _refusing(file, lambda: parquet.read_schema(file).names)
         return Table(file, names, partial(_parquet, file), lambda row: f"{str(file)!r}, row {row + 1}")
     return _listed(file)
+
+
+def _header(file: Path) -> list[str]:
+    """Return the names in the first line of a .csv or .tsv file."""
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        return next(csv.reader(lines, delimiter=_SEPARATORS[file.suffix]), [])
 
 
 def _separated(file: Path, names: Sequence[str]) -> Any:
@@ -219,14 +231,20 @@ def _parquet(file: Path, names: Sequence[str]) -> Any:
     import pyarrow
     from pyarrow import compute, parquet
 
-    def text(column: Any) -> Any:
-        if pyarrow.types.is_list(column.type):
+    def text(name: str, column: Any) -> Any:
+        kind, types = column.type, pyarrow.types
+        if types.is_duration(kind):
+            raise BadRow(f"{str(file)!r}: {name!r} holds durations: write them as numbers of seconds.")
+        if types.is_list(kind) or types.is_large_list(kind):
+            most = compute.max(compute.list_value_length(column)).as_py() or 0
+            if types.is_nested(kind.value_type) or (most > 1 and name not in COLUMNS["answer"].names):
+                raise BadRow(_ONE_TEXT.format(repr(str(file)), name))
             return compute.binary_join(column.cast(pyarrow.list_(pyarrow.string())), SEVERAL)
         return column.cast(pyarrow.string())
 
     def read() -> Any:
         found = parquet.ParquetFile(file, page_checksum_verification=True).read(columns=list(names))
-        made = pyarrow.table({name: text(found.column(name)) for name in names})
+        made = pyarrow.table({name: text(name, found.column(name)) for name in names})
         made.validate(full=True)
         return made
 
@@ -235,21 +253,32 @@ def _parquet(file: Path, names: Sequence[str]) -> Any:
 
 def _listed(file: Path) -> Table:
     """Read the rows of a .jsonl or .json file as columns."""
-    columns, places = dict[str, list[str | None]](), list[str]()
+    columns, places, lists = dict[str, list[str | None]](), list[str](), dict[str, str]()
     for count, (_, place, read) in enumerate(rows_of(file)):
         for name, value in read().items():
             column = columns.setdefault(name, [])
             column += [None] * (count - len(column))
             column.append(_as_text(value))
+            if isinstance(value, list) and not _joins(name, value):
+                lists.setdefault(name, place)
         places.append(place)
 
     def load(names: Sequence[str]) -> Any:
         import pyarrow
 
+        for name in names:
+            if name in lists:
+                raise BadRow(_ONE_TEXT.format(lists[name], name))
         whole = {name: [*columns[name], *[None] * (len(places) - len(columns[name]))] for name in names}
         return pyarrow.table({name: pyarrow.array(column, pyarrow.string()) for name, column in whole.items()})
 
     return Table(file, list(columns), load, places.__getitem__)
+
+
+def _joins(name: str, entries: Sequence[Any]) -> bool:
+    """Return whether a list is a text, or several texts in a column that may hold them."""
+    flat = not any(isinstance(each, Mapping | list) for each in entries)
+    return flat and (len(entries) < 2 or name in COLUMNS["answer"].names)
 
 
 def _as_text(value: Any) -> str | None:
@@ -269,13 +298,16 @@ def _number(text: str) -> float:
 
 
 def _refusing(file: Path, read: Callable[[], Any]) -> Any:
-    """Return what `read` returns; what pyarrow cannot read becomes one sentence with the file's name."""
+    """Return what `read` returns; what cannot be read becomes one sentence with the file's name."""
     import pyarrow
 
     try:
         return read()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(file)!r} cannot be read: {' '.join(str(error).split())[:300]}.") from None
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = " ".join(str(error).split())[:300]
+        if isinstance(error, UnicodeDecodeError) or "invalid UTF8" in reason:
+            reason = _NO_UTF8
+        raise ValueError(f"{str(file)!r} cannot be read: {reason}.") from None
 
 
 def _line(file: Path, row: int) -> str:
@@ -283,5 +315,8 @@ def _line(file: Path, row: int) -> str:
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         table = csv.reader(lines, delimiter=_SEPARATORS[file.suffix])
         filled = (table.line_num for fields in table if fields)
-        number = next((line for place, line in enumerate(filled) if place == row + 1), row + 2)
+        try:
+            number = next((line for place, line in enumerate(filled) if place == row + 1), row + 2)
+        except csv.Error:  # a field longer than the module reads; pyarrow reads it
+            return f"{str(file)!r}, row {row + 1}"
     return f"{str(file)!r}, line {number}"

@@ -33,7 +33,7 @@ from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step,
 from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.scoring import RecordedEpisode, marks, references, refuted
 from orchestra_jax.envs.recorded.table import SPLITS, Evidence, Recording, evidence_of, read_answer, with_latencies
-from orchestra_jax.envs.recorded.tables import NEW, read_table, with_new_questions
+from orchestra_jax.envs.recorded.tables import NEW, read_table, splits_of, with_new_questions
 from orchestra_jax.envs.recorded.wishes import FAST, NONE, draw_wish, draw_words, make_wish, mind_seconds, wish_of
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
@@ -78,9 +78,7 @@ class RecordedEnvironment(Environment):
         self.recording = read_table(options_of(cfg))
         self._cfg, self._options = cfg, completed(options_of(cfg), self.recording)
         self._timed = mind_seconds(self._options["wishes"])
-        self.splits = self.recording.split(cfg.env.seed)
-        if empty := [split for split, ids in self.splits.items() if not ids]:
-            raise ConfigError(f"env.options.path has too few questions: none is left for the {empty[0]} split.")
+        self.splits = splits_of(self.recording, cfg.env.seed)
         training = self.recording.of(self.splits["train"])
         self.evidence = evidence_of(training)
         unseen = list(self._options["unseen"])

@@ -300,15 +300,20 @@ def _record_of_calls(file: Path, references: str | Path | None, only: Collection
         raise ValueError(f"{str(file)!r} tells no right answers: name a file of questions with answers as references.")
     known = load_tasks(references)
     questions, answers = dict[str, RecordedQuestion](), dict[str, dict[str, RecordedAnswer]]()
+    others = again = 0
     for request, recorded in calls_of(file):
         said = "\n".join(str(message.get("content", "")) for message in request.get("messages") or ())
-        asked = next((each for each in known if said and each.question in said), None)
+        held = [each for each in known if each.question in said]
         text = recorded.value.get("text") if isinstance(recorded.value, dict) else None
-        if asked is None or recorded.is_error or not isinstance(text, str) or not recorded.usage:
+        by_expert = bool(recorded.usage) and recorded.usage[-1].role == "tool"  # and not by a judge or a user
+        if not held or recorded.is_error or not isinstance(text, str) or not by_expert:
+            others += 1
             continue
+        asked = max(held, key=lambda each: len(each.question))  # a short one may be a part of it
         last, spent = recorded.usage[-1], sum(row.cost_usd for row in recorded.usage)
         correct = same_answer(read_answer(text), asked.answer)
         rows = answers.setdefault(last.name, {})
+        again += asked.id in rows
         rows.setdefault(
             asked.id, RecordedAnswer(text, correct, last.prompt_tokens, last.completion_tokens, spent, last.seconds)
         )
@@ -318,4 +323,6 @@ def _record_of_calls(file: Path, references: str | Path | None, only: Collection
         raise ValueError(f"{str(file)!r} has no call about a question of {str(references)!r}.")
     count = sum(map(len, answers.values()))
     notes = [_title(file, count, len(questions), len(answers))]
+    notes += [f"  not read: {others} calls that are no answer of an expert to one of these questions"] if others else []
+    notes += [f"  not read: {again} further answers of a model to the same question"] if again else []
     return Recording.of_answers(list(questions.values()), answers, notes, only)

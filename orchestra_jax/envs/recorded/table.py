@@ -124,10 +124,17 @@ class Recording:
         complete = np.bincount(asked, minlength=len(questions)) == len(models)
         if not complete.any():
             counts = np.bincount(by, minlength=len(models))
-            raise ValueError(
-                f"No question of env.options.path is answered by every model: leave some models out ({len(models)} "
-                f"models; {models[int(counts.argmin())]} has answered {counts.min()} of {len(questions)} questions)."
+            texts = len({each.question for each in questions})
+            why = (
+                f"leave some models out ({len(models)} models; {models[int(counts.argmin())]!r} has answered "
+                f"{counts.min()} of {len(questions)} questions)"
             )
+            if len(asked) == len(questions) > texts:
+                why = (
+                    f"each id has one answer alone, as ids of calls have, while {len(questions)} rows ask {texts} "
+                    "questions; leave out the column of ids, and a question is its own"
+                )
+            raise ValueError(f"No question of env.options.path is answered by every model: {why}.")
         kept, place = complete[asked], np.cumsum(complete) - 1
         columns = {}
         for name, column in cells.items():

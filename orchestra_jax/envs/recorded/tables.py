@@ -11,6 +11,7 @@ from orchestra_jax.envs.recorded.checks import doubts, refuse_names
 from orchestra_jax.envs.recorded.readers import read_recording
 from orchestra_jax.envs.recorded.table import COLUMNS_OF_ANSWERS, RecordedQuestion, Recording
 
+HELD_OUT = "validation", "test"  # splits that are not trained on
 NEW = "new"  # split of the questions of the other table
 
 
@@ -38,6 +39,32 @@ def read_table(
     except ConfigError as error:
         raise ConfigError(str(error).replace("env.options.path", f"env.options.{option}")) from None
     return found
+
+
+def splits_of(recording: Recording, seed: int) -> dict[str, tuple[str, ...]]:
+    """Return the ids of each split; held-out questions with the text of a question of training are left out and told.
+
+    Raises:
+        ConfigError: a split has no question.
+    """
+    splits, questions = recording.split(seed), recording.questions
+    kinds = len({asked.family for asked in questions.values()})
+    if empty := [split for split, ids in splits.items() if not ids]:
+        few = f"of each kind ({kinds} kinds of {len(questions)} questions)" if kinds > 1 else "in all"
+        fix = "leave out the column of kinds, or bring more questions" if kinds > 1 else "bring more"
+        raise ConfigError(
+            f"env.options.path has too few questions {few}: none is left for the {empty[0]} split; {fix}."
+        )
+    seen = {_plain(questions[name]) for name in splits["train"]}
+    fresh = {split: tuple(n for n in splits[split] if _plain(questions[n]) not in seen) for split in HELD_OUT}
+    if copies := sum(len(splits[split]) - len(ids) for split, ids in fresh.items()):
+        print(f"  left out: {copies} held-out questions, whose text is that of a question of training", flush=True)
+    if empty := [split for split, ids in fresh.items() if not ids]:
+        raise ConfigError(
+            f"Every question of the {empty[0]} split of env.options.path has the text of a question of training: keep "
+            "one of the ids that have the same text."
+        )
+    return {**splits, **fresh}
 
 
 def with_new_questions(

@@ -59,6 +59,14 @@ def test_a_log_without_code_has_no_sandbox_and_menus_of_its_few_models(table: Pa
         assert "python" not in menu
 
 
+def test_training_has_the_prices_of_the_list_that_is_named(table: Path):
+    for words, name in (((), "recorded-2024"), (("pricing.name=recorded_swapped",), "recorded-swapped")):
+        cfg = compose("+experiment=my_logs", f"env.options.path={table}", "env.options.python=false", *words)
+        environment = RecordedEnvironment(cfg)
+        trained, judged = next(environment.train_tasks(3)), environment.held_out(3)
+        assert {task.extra["instance"]["prices"]["list"] for task in [*trained, *judged]} == {name}
+
+
 def test_both_splits_that_are_not_trained_on_judge_if_asked(table: Path):
     environment = RecordedEnvironment(config(str(table), python=False, evaluate="both"))
     asked = {task.id for task in environment.held_out(99)}

@@ -1,6 +1,7 @@
 """Tables that others made: one schema refuses what would score or cost wrongly, and tells what it estimates."""
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,14 @@ def test_a_table_of_ones_own_needs_no_option_but_its_path(tmp_path: Path):
     assert "python" in with_code.held_out(9)[0].extra["instance"]["tools"].values()
 
 
+def test_recorded_dollars_that_a_price_list_replaces_are_told(tmp_path: Path, capsys):
+    world(write(tmp_path / "log.csv", [row | {"cost": 0.5} for row in made_rows()]))
+    said = capsys.readouterr().out
+    assert re.search(
+        r"  cost: by the price list recorded-2024 for [^;]*, and not as recorded; as recorded for 1 models", said
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -195,7 +204,9 @@ def test_answers_that_never_equal_their_reference_are_refused_and_some_are_told(
     [
         (b"question,model,output,correct\n", "has no rows"),
         (b"question,model,output,correct\na,b\n", "cannot be read: CSV parse error"),
-        (b"question,model,output,correct\n\xff,b,c,1\n", "cannot be read: "),
+        (b"question,model,output,correct\n\xff,b,c,1\n", "cannot be read: it is not UTF-8: save it in this encoding"),
+        ("question,model,output,correct\na,b,c,1\n".encode("utf-16"), "cannot be read: it is not UTF-8"),
+        (b"question,model," + b"x" * 140_000, "cannot be read: field larger than"),
         (b"", "has no column 'question'"),
     ],
 )
@@ -234,6 +245,125 @@ def test_a_wide_table_of_commas_drops_questions_that_some_model_has_not_answered
     ]
     with pytest.raises(ValueError, match="has no column 'd'"):
         read_recording(write(tmp_path / "without.csv", without))
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.CSV", "t.xlsx", "t.ndjson", "t"])
+def test_another_ending_is_refused_with_those_that_are_read(tmp_path: Path, name: str):
+    write(tmp_path / "t.csv", own_rows()).rename(tmp_path / name)
+    with pytest.raises(
+        ConfigError, match=rf"{name}' must end in .csv, .tsv, .json, .jsonl or .parquet: unpack or rename it, or save"
+    ):
+        world(tmp_path / name)
+
+
+def test_a_bad_row_beside_a_very_long_prompt_is_one_sentence(tmp_path: Path):
+    rows = [row | {"question": f"{row['question']}{'x' * 140_000}"} for row in own_rows()[:8]]
+    rows[5]["cost"] = "free"
+    with pytest.raises(ConfigError, match=r"t.csv', row 6: 'cost' must be a number >= 0 .*, not 'free'"):
+        world(write(tmp_path / "t.csv", rows))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("column", "value"), [("question", [{"role": "user", "content": "Say 2."}]), ("output", ["2", "3"])]
+)
+def test_a_list_where_a_text_belongs_is_refused(tmp_path: Path, column: str, value: object, suffix: str):
+    rows = [row | {column: value} for row in own_rows()]
+    with pytest.raises(ConfigError, match=rf"t.{suffix}'.*: '{column}' must be one text, not a list: of messages, wri"):
+        world(write(tmp_path / f"t.{suffix}", rows))
+    unread = write(tmp_path / f"u.{suffix}", [row | {"messages": value} for row in own_rows()])
+    assert len(read_recording(unread).questions) == QUESTIONS
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_list_of_references_is_several_and_a_text_in_a_list_one(tmp_path: Path, suffix: str):
+    rows = [row | {"answer": [row["answer"], "other"], "output": [row["output"]]} for row in own_rows()]
+    found = read_recording(write(tmp_path / f"t.{suffix}", rows))
+    assert found.questions["q1"].answer == ("3", "other")
+    assert found.answer(OWN[STRONG], "q2").answer == "4"
+
+
+def test_lists_of_other_writers_are_read_and_durations_refused(tmp_path: Path):
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist([row | {"latency": None} for row in own_rows()])
+    several = pyarrow.array([["3", "three"]] * len(table), pyarrow.large_list(pyarrow.large_string()))
+    table = table.set_column(table.column_names.index("answer"), "answer", several)
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert read_recording(tmp_path / "t.parquet").questions["q1"].answer == ("3", "three")
+    taken = pyarrow.array([1500] * len(table), pyarrow.duration("ms"))
+    parquet.write_table(table.set_column(table.column_names.index("latency"), "latency", taken), tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match=r"t.parquet': 'latency' holds durations: write them as numbers of seconds"):
+        world(tmp_path / "t.parquet")
+
+
+def test_ids_of_calls_are_told_apart_from_models_with_few_answers(tmp_path: Path):
+    rows = [row | {"id": f"call-{number}"} for number, row in enumerate(own_rows())]
+    said = (
+        rf"each id has one answer alone, as ids of calls have, while {len(rows)} rows ask {QUESTIONS} questions; leave"
+    )
+    with pytest.raises(ConfigError, match=said):
+        world(write(tmp_path / "t.csv", rows))
+    alone = [row for number, row in enumerate(own_rows()) if number % len(MODELS) == number // len(MODELS) % 4]
+    with pytest.raises(
+        ConfigError, match=r"leave some models out .4 models; 'house-0' has answered 10 of 40 questions"
+    ):
+        world(write(tmp_path / "u.csv", alone))
+
+
+def test_a_kind_for_each_question_leaves_no_split_and_the_sentence_names_the_column(tmp_path: Path):
+    rows = [row | {"family": row["id"]} for row in own_rows()]
+    with pytest.raises(
+        ConfigError,
+        match=r"few questions of each kind .40 kinds of 40 questions.: none .* leave out the column of kinds",
+    ):
+        world(write(tmp_path / "t.csv", rows))
+    with pytest.raises(ConfigError, match="few questions in all: none is left for the validation split; bring more"):
+        world(write(tmp_path / "u.csv", own_rows()[4:8] + own_rows()[8:12] + own_rows()[12:16]))
+
+
+def test_questions_of_training_under_another_id_do_not_judge(tmp_path: Path, capsys):
+    plain = world(write(tmp_path / "t.csv", own_rows()))
+    (seen, judged), copy = (plain.splits[split][0] for split in ("train", "test")), own_rows()
+    questions = {str(row["id"]): str(row["question"]) for row in copy}
+    for row in copy:
+        if row["id"] == judged:
+            row["question"] = f" {questions[seen].upper()}"
+    capsys.readouterr()
+    environment = world(write(tmp_path / "u.csv", copy))
+    assert environment.splits == {**plain.splits, "test": plain.splits["test"][1:]}
+    told = "  left out: 1 held-out questions, whose text is that of a question of training\n"
+    assert told in capsys.readouterr().out
+    same = [row | {"question": "Say it."} for row in own_rows()]
+    with pytest.raises(
+        ConfigError, match=r"Every question of the validation split of env.options.path has the text of"
+    ):
+        world(write(tmp_path / "v.csv", same))
+
+
+def test_answers_marked_as_wrong_that_equal_their_reference_are_told(tmp_path: Path, capsys):
+    rows = own_rows()
+    wrong = [row for row in rows if not row["correct"]]
+    wrong[0]["output"] = wrong[0]["answer"]
+    world(write(tmp_path / "t.csv", rows))
+    told = f"  1 of {len(wrong)} answers that are marked as wrong count as right here, such as "
+    assert told in capsys.readouterr().out
+
+
+def test_answers_of_every_kind_are_checked(tmp_path: Path, capsys):
+    """The last kind of a long table has references in a form that no answer has."""
+    made = []
+    for number in range(1100):
+        late = number >= 1050
+        asked = {"question": f"Say {number}.", "family": "late" if late else "early", "cost": 0.001, "correct": True}
+        answer = {"answer": f"see {number}" if late else str(number), "output": str(number)}
+        made += [{**asked, **answer, "model": f"house-{name}"} for name in "abcd"]
+    world(write(tmp_path / "t.jsonl", made))
+    assert re.search(
+        r"  \d+ of 2000 checked answers that are marked as correct count as wrong here, such as '1\d{3}' for 'see 1",
+        capsys.readouterr().out,
+    )
 
 
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")

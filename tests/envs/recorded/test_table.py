@@ -104,6 +104,29 @@ def test_our_own_record_of_calls_is_a_table_where_the_answers_are_known(tmp_path
         read_recording(tmp_path / "calls.db")
 
 
+def test_a_judges_verdict_is_no_answer_and_a_short_question_no_part_of_a_longer_one(tmp_path: Path):
+    rows = [("q1", "How much is 1 + 2", "3"), ("q2", "How much is 1 + 23", "24")]
+    known = write(tmp_path / "known.jsonl", [dict(zip(("id", "question", "answer"), row, strict=True)) for row in rows])
+    writer = Writer(tmp_path / "calls.db", overwrite=False)
+    calls = [(f"Question: {asked}", answer, "tool") for _, asked, answer in rows]
+    calls += [
+        (f"{asked}\nIs it {answer}?", "yes", role) for _, asked, answer in rows for role in ("judge", "user_simulator")
+    ]
+    calls += [("Again: How much is 1 + 23", "24", "tool"), ("Hello", "Hello", "tool")]
+    for said, text, role in calls:
+        request = {"role": role, "messages": [{"role": "user", "content": said}]}
+        call = Recorded({"text": text, "finish_reason": "stop"}, (Usage("a", role, 9, 0, 4, 0.5, 2.0),))
+        writer.put((key("chat", request), "chat", CANONICAL.encode(request), encode(call))).result()
+    writer.close()
+    found = read_recording(tmp_path / "calls.db", known)
+    assert {name: found.answer("a", name).output for name in found.questions} == {"q1": "3", "q2": "24"}
+    assert found.correct.all()
+    assert found.notes[1:] == (
+        "  not read: 5 calls that are no answer of an expert to one of these questions",
+        "  not read: 1 further answers of a model to the same question",
+    )
+
+
 def test_what_a_server_kept_is_no_table_and_the_sentence_names_the_commands(tmp_path: Path):
     with contextlib.closing(sqlite3.connect(tmp_path / "served.db")) as database:
         database.execute("CREATE TABLE requests (id TEXT)")
