@@ -21,7 +21,7 @@ from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls,
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.experts.context import LEAST_ROOM, ChatMessage, TokenCounter, fit
-from orchestra_jax.tools.experts.endpoint import connect, read_refusal, read_reply
+from orchestra_jax.tools.experts.endpoint import INTERRUPTED, connect, read_refusal, read_reply
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.quoting import Neutraliser
 from orchestra_jax.types import InfrastructureError, Usage
@@ -250,6 +250,8 @@ class ExpertClient:
             return Lost(f"The answer of {server} cannot be read: {problem}.")
         billed = self._counted(body, value) if tokens is None else tokens
         row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **billed)
+        if value["finish_reason"] in INTERRUPTED:
+            return Lost(f"{server} aborted the generation ({value['finish_reason']}).", self.prices.priced(row))
         return Recorded(value, (self.prices.priced(row),))
 
     def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 16 << 20  # of an answer, uncompressed
 MOST_TOKENS = 10**9  # of a request: more is no usage
+# Words with which servers end an answer that they could not finish: SGLang and vLLM, OpenRouter, DeepSeek.
+INTERRUPTED = ("abort", "error", "insufficient_system_resource")
 _REASON_BYTES = 1 << 16  # of a refusal, which is cut there
 _KEEP_ALIVE_S = 2.0  # below the servers' own 5 s: a connection that we drop first never breaks under a request
 _CONNECT_S = 10.0
