@@ -33,7 +33,11 @@ _RETRIED = {408, 409, 429}  # and every 5xx
 _UNSUPPORTED = {400, 404, 422, 501}
 _FORMAT = re.compile(r"response_format|json_schema|grammar|guided|structured", re.I)  # a server may fall over it
 _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, under whatever name openai ships it
-_TOO_LONG = re.compile(r"context.?(length|window)|context_length_exceeded|too many tokens|prompt is too long", re.I)
+_TOO_LONG = re.compile(  # OpenAI, vLLM, SGLang, llama.cpp, Anthropic, Gemini, xAI, TGI
+    r"context.?(length|window|size|limit)|too many tokens|prompt is too long|maximum number of tokens allowed"
+    r"|maximum prompt length|inputs.{0,5} tokens \+ .{0,5}max_new_tokens",
+    re.I,
+)
 _RECORDED = ("text", "finish_reason")
 _SHORTER = 0.75  # what is kept of the prompt when the server finds it too long
 _SHOWN = 200  # characters of a server's own error text that a message repeats

@@ -126,6 +126,13 @@ async def test_an_answer_that_the_server_aborted_is_billed_asked_for_again_and_n
     replay.close()
 
 
+@pytest.mark.parametrize("error", [{"code": 429, "message": "Rate\nlimited"}, "Rate limited"])
+async def test_an_error_with_a_status_of_success_is_told(stub, make, error):
+    stub.faults.append(raw(lambda sound: json.dumps({"error": error}).encode()))
+    with pytest.raises(InfrastructureError, match=r"cannot be read: it is an error, 'Rate limited'\.$"):
+        await ask(make(), Budget(Limits(usd=1.0)))
+
+
 @pytest.mark.parametrize("tokens", ["1e308", "99999999999999999999", "-5", "2.5", '"many"', "true", "[1]", "{}"])
 async def test_usage_beyond_all_sense_is_no_usage(stub, make, tokens):
     stub.faults.append(usage(tokens))
