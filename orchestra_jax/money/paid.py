@@ -52,9 +52,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A request whose answer cannot be read: it may have been billed, and is charged at its worst."""
+    """A request without an answer that can be used, which may have been billed.
+
+    Attributes:
+        reason: one sentence with the server.
+        billed: what it cost, where the server says; None: it is charged at its worst.
+    """
 
     reason: str
+    billed: Usage | None = None
 
 
 # How one request ended; an answer has one row, what it cost.
@@ -212,8 +218,9 @@ class PaidCalls:
         limit = self._timeout_s + GRACE_S
         try:
             outcome = await asyncio.wait_for(send(), limit)
-            if isinstance(outcome, Recorded):
-                (billed,) = outcome.usage
+            billed = outcome.usage[0] if isinstance(outcome, Recorded) else None
+            billed = outcome.billed if isinstance(outcome, Lost) else billed
+            if billed is not None:
                 if math.isfinite(billed.cost_usd) and math.isfinite(billed.seconds):
                     row = billed
                 else:

@@ -27,7 +27,7 @@ from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import InfrastructureError, ToolSpec, Usage
 
 _TEMPLATE = 1024  # tokens that a template may add to a prompt with tools
-_ENDED = ("stop", "tool_calls", "function_call", "eos", "end_turn")
+_ENDED = ("stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn", "stop_sequence")
 _THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what the model thought
 
 

@@ -150,11 +150,13 @@ def _calls(reply: WholeReply) -> tuple[list[ToolCall], str]:
     A server without a parser of its own leaves calls in the text.
     """
     made = [
-        f'{OPEN}{{"name": {json.dumps(name)}, "arguments": {arguments.strip() or "{}"}}}{CLOSE}'
+        f'{{"name": {json.dumps(name)}, "arguments": {arguments.strip() or "{}"}}}'
         for _, name, arguments in reply.calls
     ]
+    # A closing tag in an argument is a part of it, and JSON lets a slash be escaped.
+    told = [OPEN + call.replace("</", "<\\/") + CLOSE for call in made]
     calls = list[ToolCall]()
-    for text in (reply.text, "".join(made)):
+    for text in (reply.text, "".join(told)):
         found = parse_tool_calls(text)
         if isinstance(found, ParseError):
             return [], found.reason

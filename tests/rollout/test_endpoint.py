@@ -141,6 +141,7 @@ async def test_the_loop_is_that_of_a_policy_in_tokens(tokenizer, turns: Sequence
         ({"content": "blu", "finish": "length"}, Status.MALFORMED, "the output was cut off"),
         ({"content": "", "finish": "content_filter"}, Status.MALFORMED, "the output ended with content_filter"),
         ({"content": "blu", "finish": "abort"}, Status.FAILED, "aborted the generation"),
+        ({"content": "blu", "finish": "insufficient_system_resource"}, Status.FAILED, "aborted the generation"),
         (400, Status.NO_ANSWER, "the context limit of 4000 tokens was reached"),
         (500, Status.FAILED, "answered with status 500"),
         ({"tool_calls": "echo"}, Status.FAILED, "its tool calls are none"),
@@ -150,6 +151,19 @@ def test_bad_endings(turn, status, reason):
     found, _, _ = played(turn)
     assert (found.status, found.solved) == (status, False)
     assert reason in found.reason
+
+
+@pytest.mark.parametrize("finish", ["stop", "end_turn", "eos_token", "stop_sequence"])
+def test_words_for_an_end(finish):
+    found, _, _ = played({"content": ANSWER, "finish": finish})
+    assert (found.status, found.turns[-1].finish_reason) == (Status.COMPLETED, "stop")
+
+
+def test_a_closing_tag_in_an_argument_is_a_part_of_it():
+    said = "<think>so</think> a </tool_call>"
+    found, _, _ = played(calls(("a", "echo", json.dumps({"x": said}))), ANSWER)
+    assert found.status is Status.COMPLETED
+    assert found.turns[0].calls[0].arguments == {"x": said}
 
 
 def test_the_context_limit_is_that_of_every_policy():

@@ -34,6 +34,11 @@ from orchestra_jax.tools.experts.roles import python_block
         ("Oslo", "Oslo"),
         (r"<think>maybe \boxed{3}</think>Four", "Four"),
         ("answers vary", "answers vary"),
+        ("**Answer:** Oslo", "Oslo"),
+        ("**Final answer**: Oslo", "Oslo"),
+        ("Therefore, the answer is Oslo.", "Oslo."),
+        ("#### Step 2\n2 x 21 = 42\n#### Result\nThe answer is Oslo.", "Oslo."),
+        ("#### Oslo", "Oslo"),
         ("", ""),
         ("<think>nothing</think>", ""),
     ],
@@ -85,6 +90,29 @@ def test_without_thinking(text: str, left: str):
         ("Zürich", "zürich"),
         ("東京", "東京"),
         (" ....-", "....- "),
+        (r"\text{Oslo}", "Oslo"),
+        (r"\text{(B)}", "B"),
+        (r"\textbf{42}", "42"),
+        (r"18\text{ apples}", "18 apples"),
+        (r"1{,}234", "1234"),
+        (r"-\,5", "-5"),
+        (r"90^{\circ}", r"90^\circ"),
+        (r"90^\circ", "90"),
+        (r"\dfrac{x + 1}{2}", r"\frac{x + 1}{2}"),
+        (r"\tfrac12", "1/2"),
+        (r"-\frac{1}{2}", "-1/2"),
+        (r"2\frac{1}{2}", "2 1/2"),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
+        ("(3,4)", "(3, 4)"),
+        ("x + 1", "x+1"),
+        ("+5 m", "5 m"),
+        ("= 5 m", "5 m"),
+        ("1990\u20131995", "1990-1995"),
+        ("caf\u00e9", "cafe\u0301"),
+        ("\u0130stanbul", "istanbul"),
+        ("\u0645\u064f\u062d\u0645\u062f", "\u0645\u062d\u0645\u062f"),
+        ("AC/DC", "ACDC"),
+        ("F-16", "F16"),
     ],
 )
 def test_equal(answer: str, reference: str):
@@ -108,11 +136,53 @@ def test_equal(answer: str, reference: str):
         ("?", "!"),
         ("18 or 19", "18"),
         ("1e999", "1e998"),
+        ("x+1", "x-1"),
+        ("x=-3", "x=3"),
+        ("(-3, 4)", "(3, 4)"),
+        ("-x", "x"),
+        ("2 - 3i", "2 + 3i"),
+        ("-$5 million", "$5 million"),
+        (".5 m", "5 m"),
+        (r"\frac{-1}{2}", r"\frac{1}{2}"),
+        (r"2\frac{1}{2}", "21/2"),
+        (r"\frac{1}{2x}", r"\frac{1}{2}x"),
+        ("x < 3", "x > 3"),
+        ("p \u2264 q", "p \u2265 q"),
+        ("2^x", "2x"),
+        ("x/2", "2x"),
+        ("x/2", "x2"),
+        ("5 m/s", "5 ms"),
+        ("[0,1)", "(0,1]"),
+        ("10\u207b\u2075", "10\u2075"),
+        ("C++", "C#"),
+        ("C# minor", "C minor"),
+        ("B\u266d", "B"),
+        ("A+", "A-"),
+        ("Na+", "Na"),
+        ("0,123", "123"),
+        ("\u0915\u0940", "\u0915\u093e"),
     ],
 )
 def test_not_equal(answer: str, reference: str):
     assert not matches(answer, [reference])
     assert not matches(reference, [answer])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "right"),
+    [
+        ("B) Oslo", "B", True),
+        ("(B) Oslo", "B", True),
+        ("B. Oslo", "(B)", True),
+        ("B) Oslo", "C", False),
+        ("B and C", "B", False),
+        ("x = 5", "5", True),
+        ("y = 2x + 3", "y=2x+3", True),
+        ("x = 3", "y = 3", False),
+    ],
+)
+def test_a_letter_of_a_choice_or_a_value_is_enough(answer: str, reference: str, right: bool):
+    assert matches(answer, [reference]) is right
 
 
 def test_no_reference_matches_nothing():
@@ -133,7 +203,11 @@ def test_scoring_never_raises_and_is_reflexive(text: str):
 
 
 @pytest.mark.parametrize(
-    "part", ["<think>", "</think>", "<answer>", "\\boxed{", "\\boxed{}", "{", "}", "####", "a\n", "1,", "```", "```a"]
+    "part",
+    [
+        *("<think>", "</think>", "<answer>", "\\boxed{", "\\boxed{}", "{", "}", "####", "a\n", "1,", "```", "```a"),
+        *("(", "(,", "\\ ", "\\text{", "\\frac{1", "\\frac{1}{", "^ ", "a-", "1 "),
+    ],
 )
 def test_no_reply_takes_more_than_linear_time(part):
     reply = part * (400_000 // len(part))

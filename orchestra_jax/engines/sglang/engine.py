@@ -30,7 +30,7 @@ _LONGEST_BACKOFF_S = 10.0
 class SGLangEngine:
     """Samples on one or several SGLang servers, and balances between them.
 
-    A session keeps to one server, whose prefix cache then serves every turn, and moves only when that one is lost.
+    A session keeps to one server, whose prefix cache then serves every turn, and moves only when that one fails.
 
     Args:
         urls: of the servers, such as "http://127.0.0.1:30000".
@@ -245,6 +245,8 @@ class SGLangEngine:
                     tokens += spans.pop()[1]
                 spans.append((version, tokens))
             # A server that knows its model's end-of-text id stops there; if we do not, it goes on.
+            if piece.finish == "abort":
+                self._move(session)
             if piece.finish != "foreign" or len(ids) == count:
                 return generation(ids, logprobs, "length" if piece.finish == "foreign" else piece.finish, spans, cached)
 
@@ -257,12 +259,21 @@ class SGLangEngine:
                 async with self._pool.slot(lambda up: self._choose(up, session)) as server:
                     return await self._ask(server, ids, params, count)
             except ServerError as error:
+                if error.may_pass:
+                    self._move(session)
                 if (error.kind != "transport" and error.status != _BUSY) or attempt >= self._retries:
                     raise
             watch.add(start - watch.seconds)  # what is lost was no work
             backoff = min(self._backoff_s * 2**attempt, _LONGEST_BACKOFF_S)
             await queued(asyncio.sleep(backoff * self._jitter.uniform(0.5, 1.5)))
         raise AssertionError
+
+    def _move(self, session: int | None) -> None:
+        """Bind a session to another server that is up: one that fails at every request would draw all sessions."""
+        pinned = self._sessions.get(session) if session is not None else None
+        others = [server for server in self._pool.servers if server.up and server is not pinned]
+        if session is not None and pinned is not None and others:
+            self._pin(session, min(others, key=lambda server: server.sessions))
 
     def _choose(self, up: Sequence[SGLangClient], session: int | None) -> SGLangClient:
         """Return the session's server; without one, or where it is lost, the one with the least to do."""

@@ -30,7 +30,8 @@ _DATE = re.compile(
     rf"|{_DAY}(?: of)?[ -]{_MONTH}(?:(?:,? |-){_YEAR}\b)?|{_MONTH}[ -]{_DAY}(?:,? {_YEAR}\b)?)(?![/:-]?\d|[.,]\d)"
 )
 _DATED = re.compile(r"(<\d*\|\d\d-\d\d>)")  # as `_with_dates` writes one
-_MARKS = {ord("\u2019"): "'", ord("\u2018"): "'", ord("\u201c"): '"', ord("\u201d"): '"', ord("\u2212"): "-"}
+_HALF_DAY = re.compile(r"(?<=\d) ?([ap])\.? ?m\b\.?")
+_MARKS = str.maketrans("\u2019\u2018\u201c\u201d\u2010\u2011\u2212", "''\"\"---")
 
 
 def unsaid(facts: Iterable[str], texts: Iterable[str]) -> tuple[str, ...]:
@@ -101,5 +102,5 @@ def _plain(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Return the text without commas, which some write and some do not."""
-    return " ".join(text.replace(",", "").split())
+    """Return the text without commas, which some write and some do not, and with one form of "5:30 p.m."."""
+    return " ".join(_HALF_DAY.sub(r" \1m", text.replace(",", "")).split())

@@ -21,7 +21,7 @@ from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls,
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.experts.context import LEAST_ROOM, ChatMessage, TokenCounter, fit
-from orchestra_jax.tools.experts.endpoint import connect, read_refusal, read_reply
+from orchestra_jax.tools.experts.endpoint import INTERRUPTED, connect, read_refusal, read_reply
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.quoting import Neutraliser
 from orchestra_jax.types import InfrastructureError, Usage
@@ -33,7 +33,11 @@ _RETRIED = {408, 409, 429}  # and every 5xx
 _UNSUPPORTED = {400, 404, 422, 501}
 _FORMAT = re.compile(r"response_format|json_schema|grammar|guided|structured", re.I)  # a server may fall over it
 _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}  # of httpx, under whatever name openai ships it
-_TOO_LONG = re.compile(r"context.?(length|window)|context_length_exceeded|too many tokens|prompt is too long", re.I)
+_TOO_LONG = re.compile(  # OpenAI, vLLM, SGLang, llama.cpp, Anthropic, Gemini, xAI, TGI
+    r"context.?(length|window|size|limit)|too many tokens|prompt is too long|maximum number of tokens allowed"
+    r"|maximum prompt length|inputs.{0,5} tokens \+ .{0,5}max_new_tokens",
+    re.I,
+)
 _RECORDED = ("text", "finish_reason")
 _SHORTER = 0.75  # what is kept of the prompt when the server finds it too long
 _SHOWN = 200  # characters of a server's own error text that a message repeats
@@ -250,6 +254,8 @@ class ExpertClient:
             return Lost(f"The answer of {server} cannot be read: {problem}.")
         billed = self._counted(body, value) if tokens is None else tokens
         row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **billed)
+        if value["finish_reason"] in INTERRUPTED:
+            return Lost(f"{server} aborted the generation ({value['finish_reason']}).", self.prices.priced(row))
         return Recorded(value, (self.prices.priced(row),))
 
     def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:

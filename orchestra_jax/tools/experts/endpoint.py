@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 16 << 20  # of an answer, uncompressed
 MOST_TOKENS = 10**9  # of a request: more is no usage
+# Words with which servers end an answer that they could not finish: SGLang and vLLM, OpenRouter, DeepSeek.
+INTERRUPTED = ("abort", "error", "insufficient_system_resource")
+_SHOWN = 200  # characters of a server's own error text that a message repeats
 _REASON_BYTES = 1 << 16  # of a refusal, which is cut there
 _KEEP_ALIVE_S = 2.0  # below the servers' own 5 s: a connection that we drop first never breaks under a request
 _CONNECT_S = 10.0
@@ -38,8 +41,11 @@ class ChatAnswer:
 
 def read_reply(content: bytes) -> ChatAnswer:
     """Return the first choice of a chat completion; raise Unreadable: it has none, or its content is no text."""
+    answer = read_json(content, MOST_BYTES)
     try:
-        answer = read_json(content, MOST_BYTES)
+        if not answer.get("choices") and (error := answer.get("error")):  # with a status of success
+            said = error["message"] if isinstance(error, dict) else error
+            raise Unreadable(f"it is an error, {one_line(text_of(said))[:_SHOWN]!r}")
         choice = answer["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason")
         text = text_of(message.get("content"))

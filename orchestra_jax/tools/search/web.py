@@ -53,6 +53,7 @@ _AT_ONCE = 8  # requests
 _RESULTS = 5  # pages of a search
 _RESULT_CHARS, _PAGE_CHARS = 1000, 8000  # that the policy sees of each result, and of an extracted page
 _SITE = "https://en.wikipedia.org"
+_IN_PATH = str.maketrans({" ": "_", "%": "%25", "?": "%3F"})  # a question mark ends a path: the page were another
 _WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
 
 # From the answer's JSON to what is recorded; raises Unreadable, LookupError or TypeError on nonsense.
@@ -293,7 +294,7 @@ class WikipediaSearch(WebClient):
             return [
                 {
                     "title": text_of(page["title"]),
-                    "url": f"{_SITE}/wiki/{text_of(page['title']).replace(' ', '_')}",
+                    "url": f"{_SITE}/wiki/{text_of(page['title']).translate(_IN_PATH)}",
                     "content": text_of(page.get("extract")),
                 }
                 for page in pages

@@ -1,6 +1,7 @@
-"""Servers that hang: noticed in time, left by their generations, killed if they are ours, and given the weights."""
+"""Servers that hang or fail: noticed in time, left by their generations, killed if they are ours, given the weights."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -9,7 +10,7 @@ pytest.importorskip("aiohttp")
 from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.io.http_json import JsonClient, ServerError
 from tests.engines.sglang import stub
-from tests.engines.sglang.stub import LOOKS, PROMPT, SECONDS, StubWeightSync, continuation, one, soon
+from tests.engines.sglang.stub import LOOKS, PROMPT, SECONDS, StubWeightSync, continuation, drop_tokens, one, soon
 
 
 async def test_what_a_hung_server_held_moves_to_the_other_within_seconds(make, servers):
@@ -200,3 +201,34 @@ async def test_the_only_server_may_hang_in_the_update_if_it_is_the_runs_own(make
     await engine.update_weights("new", 1)
     assert asked == [True]
     assert (await one(engine)).weight_version == 1
+
+
+@pytest.mark.parametrize("fault", [stub.status(500), stub.status(503), drop_tokens(3)])
+async def test_a_session_leaves_a_server_that_fails_at_every_request(make, servers, fault):
+    engine = make(2)
+    await one(engine)
+    session = engine.open_session()
+    pinned = engine._sessions[session].url
+    bad, good = sorted(servers, key=lambda server: server.url != pinned)
+    bad.faults.extend([fault] * 9)
+    bad.bodies.clear()
+    good.bodies.clear()
+    with contextlib.suppress(ServerError):  # the player of the episode tries again
+        await one(engine, session=session)
+    found = await one(engine, session=session)
+    assert list(found.token_ids) == continuation(PROMPT, 5)
+    assert len(bad.bodies) == 1
+    engine.close_session(session)
+    assert [server.sessions for server in engine._pool.servers] == [0, 0]
+
+
+async def test_a_request_that_is_wrong_itself_moves_no_session(make, servers):
+    engine = make(2)
+    await one(engine)
+    session = engine.open_session()
+    pinned = engine._sessions[session]
+    for server in servers:
+        server.faults.append(stub.status(400))
+    with pytest.raises(ServerError, match="status 400"):
+        await one(engine, session=session)
+    assert engine._sessions[session] is pinned

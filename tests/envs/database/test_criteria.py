@@ -88,6 +88,17 @@ def test_facts_that_are_said(fact: str, text: str) -> None:
     assert unsaid([fact], ["Hello.", text]) == ()
 
 
+@pytest.mark.parametrize("said", ["5:30 PM", "5:30pm", "5:30 p.m.", "5:30\u202fPM", "5:30 P. M."])
+def test_an_hour_is_said_in_any_common_form(said: str) -> None:
+    assert unsaid(["5:30 PM", "5:30pm", "5:30 p.m.", "5:30"], [f"It begins at {said}, on Monday."]) == ()
+    assert unsaid(["5:30 am", "15:30"], [f"It begins at {said}, on Monday."]) == ("5:30 am", "15:30")
+
+
+def test_a_hyphen_that_does_not_break_is_one() -> None:
+    text = "ORD\u201112 left on 2025\u201103\u201112."
+    assert unsaid(["ORD-12", "12 March"], [text]) == ()
+
+
 DAYS = (
     "12 March 2025", "March 12, 2025", "march 12 2025", "12th of March, 2025", "Mar. 12th, 2025", "12-Mar-2025",
     "2025-03-12", "2025/3/12", "03/12/2025", "3-12-2025", "12.03.2025", "12.3.2025", "2025-03-12T00:00:00",

@@ -321,6 +321,24 @@ async def test_a_context_that_is_smaller_than_said_is_found(stub, make):
         await make().chat(QUESTION, budget=Budget())
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "the request exceeds the available context size. try increasing the context size",  # llama.cpp
+        "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",  # Anthropic
+        "The input token count (40000) exceeds the maximum number of tokens allowed (32768).",  # Gemini
+        "This model's maximum prompt length is 131072 but the request contains 137000 tokens.",  # xAI
+        "`inputs` tokens + `max_new_tokens` must be <= 4097. Given: 5000 `inputs` tokens",  # TGI
+    ],
+)
+async def test_words_of_servers_for_a_prompt_that_is_too_long(stub, make, said):
+    stub.faults.append(status(400, message=said))
+    long = [{"role": "user", "content": "[a] START " + "very long " * 300 + "END?"}]
+    await make(retries=1).chat(long, budget=Budget())
+    first, second = (len(body["messages"][0]["content"]) for body in stub.bodies)
+    assert second < first
+
+
 async def test_a_recorded_call_needs_neither_key_nor_server(stub, make, tmp_path, monkeypatch):
     recorder = Replay(tmp_path / "calls.db", "record")
     budget = Budget()

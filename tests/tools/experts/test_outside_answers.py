@@ -108,6 +108,31 @@ async def test_an_answer_that_cannot_be_read_is_charged_at_its_worst_and_not_kep
     replay.close()
 
 
+@pytest.mark.parametrize("word", ["abort", "error", "insufficient_system_resource"])
+async def test_an_answer_that_the_server_aborted_is_billed_asked_for_again_and_not_kept(stub, make, tmp_path, word):
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    client, budget = make(replay=replay, retries=1), Budget(Limits(usd=1.0))
+    aborted = changed(lambda answer: answer["choices"][0].update(finish_reason=word))
+    stub.faults += [aborted, aborted]
+    with pytest.raises(InfrastructureError, match=rf"aborted the generation \({word}\)\."):
+        await client.chat(QUESTION, budget=budget)
+    stub.faults.append(aborted)
+    completion = await client.chat(QUESTION, budget=budget)
+    assert completion.finish_reason == "stop"
+    assert [row.estimated for row in completion.usage] == [False, False]
+    assert len(stub.bills) == budget.spent.calls == 4
+    assert budget.spent.usd == pytest.approx(sum(bill.usd for bill in stub.bills))
+    assert records.stats(tmp_path / "calls.db")["chat"][0] == 1
+    replay.close()
+
+
+@pytest.mark.parametrize("error", [{"code": 429, "message": "Rate\nlimited"}, "Rate limited"])
+async def test_an_error_with_a_status_of_success_is_told(stub, make, error):
+    stub.faults.append(raw(lambda sound: json.dumps({"error": error}).encode()))
+    with pytest.raises(InfrastructureError, match=r"cannot be read: it is an error, 'Rate limited'\.$"):
+        await ask(make(), Budget(Limits(usd=1.0)))
+
+
 @pytest.mark.parametrize("tokens", ["1e308", "99999999999999999999", "-5", "2.5", '"many"', "true", "[1]", "{}"])
 async def test_usage_beyond_all_sense_is_no_usage(stub, make, tokens):
     stub.faults.append(usage(tokens))

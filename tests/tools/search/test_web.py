@@ -29,6 +29,7 @@ class StubWeb:
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.faults: deque[Any] = deque()
         self.billed = 0.0
+        self.title = "New Oslo"  # of the first page that a search of the wiki finds
 
     async def __aenter__(self) -> "StubWeb":
         self._server = serving(self._answer)
@@ -91,7 +92,7 @@ class StubWeb:
             return {"batchcomplete": True, "query": {"pages": [page]}}
         pages = [
             {"pageid": 2, "ns": 0, "title": "Norway", "index": 2, "extract": "Norway is a country."},
-            {"pageid": 1, "ns": 0, "title": "New Oslo", "index": 1, "extract": "New Oslo is a town."},
+            {"pageid": 1, "ns": 0, "title": self.title, "index": 1, "extract": "New Oslo is a town."},
         ]
         more = {"gsroffset": 2, "continue": "gsroffset||"}
         return {"batchcomplete": True, "continue": more, "query": {"pages": pages}}
@@ -259,6 +260,15 @@ async def test_wikipedia_search(stub, wikipedia):
 async def test_wikipedia_extract(stub, wikipedia, url):
     assert (await wikipedia.extract({"url": url}, Budget())).text == "New Oslo is a town."
     assert stub.requests[0][1]["titles"] == "New Oslo"
+
+
+async def test_an_address_that_was_found_leads_to_its_page(stub, wikipedia):
+    for title in ("Quo vadis?", "100%", "50%25 off?", "Z\u00fcrich"):
+        stub.title = title
+        found = await wikipedia.search(QUERY, Budget())
+        await wikipedia.extract({"url": found.text.splitlines()[1]}, Budget())
+        assert stub.requests[-1][1]["titles"] == title
+    assert "https://en.wikipedia.org/wiki/Z\u00fcrich" in found.text
 
 
 async def test_pages_that_wikipedia_has_not(stub, wikipedia):
