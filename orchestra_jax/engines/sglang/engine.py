@@ -245,8 +245,6 @@ class SGLangEngine:
                     tokens += spans.pop()[1]
                 spans.append((version, tokens))
             # A server that knows its model's end-of-text id stops there; if we do not, it goes on.
-            if piece.finish == "abort":
-                self._move(session)
             if piece.finish != "foreign" or len(ids) == count:
                 return generation(ids, logprobs, "length" if piece.finish == "foreign" else piece.finish, spans, cached)
 
