@@ -101,3 +101,14 @@ def test_the_rate_of_adam_beside_muon_follows_the_same_schedule():
         large, states[1] = alike_update(gradient, states[1], params)
         np.testing.assert_allclose(small["norm"], 0.02 * large["norm"], rtol=1e-5)
         np.testing.assert_array_equal(small["layers_0"]["q"]["kernel"], large["layers_0"]["q"]["kernel"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_every_parameter_decays_by_its_own_rate(name):
+    params = drawn_params(CONFIG)
+    cfg = OptimizerConfig(0.1, name, weight_decay=0.5, adam_learning_rate=0.01)
+    (moved,) = updates_of(params, [jax.tree.map(jnp.zeros_like, params)], cfg)
+    wanted, by_muon = by_path(params), by_path(layer_matrices(params))
+    for path, update in by_path(moved).items():
+        rate = 0.01 if name == "muon" and f"{path}/output_axis" not in by_muon else 0.1
+        np.testing.assert_allclose(update, -rate * 0.5 * wanted[path], rtol=1e-6, err_msg=path)
