@@ -46,7 +46,7 @@ class LearnerConfig:
         loss: surrogate, clipping, KL and importance correction.
         entropy_coef: weight of the entropy bonus.
         temperature: sampling temperature of the rollouts, at which the learner computes log-probs too.
-        chunk: tokens of a batch shard whose logits exist at once; None for all.
+        chunk: tokens of a batch shard whose logits exist at once; None for all, as in supervised steps on <= 4096 ids.
         vocab_block: ids whose logits exist at once; None for all, which a head split over devices needs.
         own_old: take `old` from the policy that is differentiated, not from the batch. On the only update of a batch
             both are the same, and this needs no pass of its own; two compiled programs may round differently.
