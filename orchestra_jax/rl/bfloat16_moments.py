@@ -43,8 +43,7 @@ def exact_in_bfloat16(updates: PyTree, params: PyTree, step: Array) -> PyTree:
     To nearest, a weight would lose every step below half of its last bit: all of them with a rate of 1e-6.
     """
     key = jax.random.fold_in(jax.random.key(step), 2**31 - 1)  # none that the moments have
-    structure = jax.tree.structure(params)
-    numbers = jax.tree.unflatten(structure, range(structure.num_leaves))
+    numbers = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
 
     def rounded(i: int, param: Array, update: Array) -> Array:
         if param.dtype != jnp.bfloat16:
