@@ -81,9 +81,9 @@ class Block(nn.Module):
         return self.dense(y, config.hidden_size, "down")
 
     def dense(self, y: Float[Array, "N in"], features: int, name: str) -> Float[Array, "N out"]:
-        """Multiply by this layer's matrix `name`, which may have adapters."""
+        """Multiply by this layer's matrix `name`, which may have a bias or adapters."""
         config, kind = self.config, nn.Dense
-        if "lora_a" in self.variables.get("params", {}).get(name, {}):
+        if name in config.bias or "lora_a" in self.variables.get("params", {}).get(name, {}):
             from orchestra_jax.models.adapted_dense import AdaptedDense
 
             kind = AdaptedDense

@@ -39,7 +39,7 @@ def batch_logprobs(
     shards = batch.shards
     if sharding is not None and shards != sharding.batch_shards:
         raise ValueError(f"The micro-batch has {shards} part(s), the mesh {sharding.batch_shards} batch shard(s).")
-    as_stored = sharding is None and all(leaf.dtype == config.dtype for leaf in jax.tree.leaves(params))
+    as_stored = sharding is None and {config.dtype, *(str(p.dtype) for p in jax.tree.leaves(params))} == {"float32"}
     if not as_stored:
         from orchestra_jax.rl.mesh_logprobs import compute_params
 
@@ -99,7 +99,7 @@ def batch_logprobs(
 
 def _take_rows(values: Array, index: Array, axis: int, shards: int) -> Array:
     """Take `values` at `index` along `axis`, where both are in `shards` parts and indices count within a part."""
-    if shards == 1:
+    if shards == 1 and values.dtype != jnp.bfloat16:
         return jnp.take(values, index, axis=axis)
     from orchestra_jax.rl.mesh_logprobs import take_in_parts
 

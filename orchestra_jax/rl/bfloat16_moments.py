@@ -1,4 +1,4 @@
-"""An optimizer whose moments are stored in bf16."""
+"""An optimizer whose moments are stored in bf16, and its steps on parameters that are."""
 
 from typing import Any, NamedTuple
 
@@ -35,6 +35,23 @@ def bfloat16_moments(inner: optax.GradientTransformation) -> optax.GradientTrans
         return updates, RoundedState(state.step + 1, rounded)
 
     return optax.GradientTransformation(init, update)
+
+
+def exact_in_bfloat16(updates: PyTree, params: PyTree, step: Array) -> PyTree:
+    """Return updates after which parameters stored in bf16 are rounded stochastically; others are left as they are.
+
+    To nearest, a weight would lose every step below half of its last bit: all of them with a rate of 1e-6.
+    """
+    key = jax.random.fold_in(jax.random.key(step), 2**31 - 1)  # none that the moments have
+    numbers = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
+
+    def rounded(i: int, param: Array, update: Array) -> Array:
+        if param.dtype != jnp.bfloat16:
+            return update
+        old = param.astype(jnp.float32)
+        return _round_stochastically(jax.random.fold_in(key, i), old + update).astype(jnp.float32) - old
+
+    return jax.tree.map(rounded, numbers, params, updates)
 
 
 def _on_moments(change: Any, state: PyTree) -> PyTree:

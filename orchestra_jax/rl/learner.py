@@ -79,13 +79,13 @@ class Learner:
 
     def _compile(self) -> None:
         """Wrap the functions of the update in `jax.jit`; each is compiled when it first runs."""
-        cfg, optimizer = self.cfg, self.optimizer
+        cfg, optimizer, large = self.cfg, self.optimizer, self.config.vocab_size > 4096
 
         def policy(params: Params, base: Params | None, batch: MicroBatch, *others: Any) -> Any:
             return policy_objective(cfg, *self._scores(params, base, batch), batch, *others)
 
         def supervised(params: Params, base: Params | None, batch: MicroBatch, normalisers: Normalisers) -> Any:
-            logprobs, _ = self._scores(params, base, batch, temperature=1.0, chunk=None)
+            logprobs, _ = self._scores(params, base, batch, temperature=1.0, chunk=cfg.chunk if large else None)
             return supervised_objective(logprobs, batch, normalisers)
 
         def zeros() -> Sums:

@@ -1,4 +1,4 @@
-"""Log-probs where parameters are cast or split over a mesh, and rows lie in parts for its batch shards."""
+"""Log-probs where parameters are bf16, cast, or split over a mesh, and rows lie in parts for its batch shards."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,17 +16,19 @@ from orchestra_jax.rl.batching import MicroBatch
 def compute_params(params: Params, config: DecoderConfig, sharding: MeshSharding | None) -> Params:
     """Cast the layers' matrices to the compute dtype, still sharded: FSDP then gathers half the bytes of fp32 masters.
 
-    Norm scales stay as they are, and so does the embedding, whose gradient sums over all tokens of an id.
+    Norm scales stay as they are. The embedding is fp32 also where it is stored in bf16: its gradient is a sum over all
+    tokens of an id, which in bf16 grows no more at 256 times its terms.
     """
 
     def to_compute(path: tuple[Any, ...], leaf: Array) -> Array:
         axes = logical_axes(path, config.axes)
         return leaf if axes is None or "norm" in axes else leaf.astype(config.dtype)
 
+    embed = params["embed"].astype(jnp.promote_types(params["embed"].dtype, jnp.float32))
     layers = {name: value for name, value in params.items() if name.startswith("layers")}
     layers = jax.tree_util.tree_map_with_path(to_compute, layers)
     # Pinned before the gather: left alone, the partitioner may gather first and cast then.
-    return {**params, **(layers if sharding is None else sharding.pin_params(layers, config.axes))}
+    return {**params, "embed": embed, **(layers if sharding is None else sharding.pin_params(layers, config.axes))}
 
 
 def compute_head(
@@ -42,12 +44,16 @@ def compute_head(
 
 
 def take_in_parts(values: Array, index: Array, axis: int, shards: int) -> Array:
-    """Take `values` at `index` along `axis`, where both are in `shards` parts and indices count within a part."""
-    parts = values.reshape(*values.shape[:axis], shards, -1, *values.shape[axis + 1 :])
+    """Take `values` at `index` along `axis`, where both are in `shards` parts and indices count within a part.
+
+    Gradients of what is taken several times are added up in fp32.
+    """
+    wide = values.astype(jnp.float32) if values.dtype == jnp.bfloat16 else values
+    parts = wide.reshape(*values.shape[:axis], shards, -1, *values.shape[axis + 1 :])
     taken = jax.vmap(lambda v, i: jnp.take(v, i, axis=axis), in_axes=(axis, 0), out_axes=axis)(
         parts, index.reshape(shards, -1)
     )
-    return taken.reshape(*values.shape[:axis], -1, *values.shape[axis + 1 :])
+    return taken.reshape(*values.shape[:axis], -1, *values.shape[axis + 1 :]).astype(values.dtype)
 
 
 def score_parts(

@@ -46,7 +46,7 @@ class LearnerConfig:
         loss: surrogate, clipping, KL and importance correction.
         entropy_coef: weight of the entropy bonus.
         temperature: sampling temperature of the rollouts, at which the learner computes log-probs too.
-        chunk: tokens of a batch shard whose logits exist at once; None for all.
+        chunk: tokens of a batch shard whose logits exist at once; None for all, as in supervised steps on <= 4096 ids.
         vocab_block: ids whose logits exist at once; None for all, which a head split over devices needs.
         own_old: take `old` from the policy that is differentiated, not from the batch. On the only update of a batch
             both are the same, and this needs no pass of its own; two compiled programs may round differently.
@@ -76,10 +76,7 @@ def policy_objective(
     normalisers: Normalisers,
     kl_scale: Float[Array, ""],
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return a micro-batch's part of the loss (policy term, KL and entropy bonus), and its metrics.
-
-    `logprobs` and `entropy` are the policy's current ones; `kl_scale` multiplies the KL coefficient.
-    """
+    """Return a micro-batch's part of the loss (policy term, `kl_scale` times KL, entropy bonus), and its metrics."""
     old = jax.lax.stop_gradient(logprobs) if cfg.own_old else batch.old_logprobs
     loss, metrics = policy_loss(
         logprobs,
@@ -128,10 +125,7 @@ def zero_sums(params: PyTree[jax.ShapeDtypeStruct]) -> Sums:
 def accumulate(
     objective: Callable[..., tuple[Array, dict[str, Array]]],
 ) -> Callable[..., tuple[Sums, dict[str, Array]]]:
-    """Return a function of the sums and the objective's arguments, which adds its gradients and its loss to them.
-
-    The function has the objective's name and returns the new sums and the objective's metrics.
-    """
+    """Return a function, named like the objective, that adds its gradients and loss to sums and returns its metrics."""
 
     def add(sums: Sums, params: PyTree[Array], *others: Any) -> tuple[Sums, dict[str, Array]]:
         grads, metrics = jax.grad(objective, has_aux=True)(params, *others)
@@ -147,6 +141,10 @@ def apply_gradients(
     """Take an optimizer step; where the loss or the gradient is not finite, return the old state, bit for bit."""
     grads, loss = sums
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    if any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(state.params)):
+        from orchestra_jax.rl.bfloat16_moments import exact_in_bfloat16
+
+        updates = exact_in_bfloat16(updates, state.params, state.step)
     params = optax.apply_updates(state.params, updates)
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)

@@ -38,6 +38,7 @@ def make_optimizer(cfg: OptimizerConfig, total_steps: int = 1) -> optax.Gradient
             adam_learning_rate=lambda step: share * rate(step),
             adam_b1=cfg.b1,
             adam_b2=cfg.b2,
+            adam_weight_decay=cfg.weight_decay,
             weight_decay=cfg.weight_decay,
             muon_weight_dimension_numbers=layer_matrices,
         )
@@ -55,8 +56,7 @@ def layer_matrices(params: PyTree) -> PyTree:
 
     A layer's matrix is known by its path and not by its rank: stacked layers (scan_layers) hold norm scales of rank 2
     and matrices of rank 3, each of whose layers is orthogonalised by itself. Embedding and head are matrices too, but
-    their rows are ids, of which a batch has few, and Muon would move all of them alike. Adam updates all other
-    parameters (as in Keller Jordan's Muon, github.com/KellerJordan/Muon).
+    their rows are ids, of which a batch has few, and Muon would move all of them alike. Adam updates all else.
     """
 
     def numbers(path: tuple[Any, ...], leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:

@@ -101,7 +101,7 @@ def policy_config(cfg: RunConfig, chat: ChatFormat) -> DecoderConfig:
     if cfg.model.path is not None:
         from orchestra_jax.training.prerequisites import checkpoint_config
 
-        return checkpoint_config(cfg.model, chat.tokenizer)
+        return checkpoint_config(cfg.model, chat)
     try:
         return preset_config(cfg.model, vocab_size=len(chat.tokenizer))
     except ValueError as error:

@@ -1,7 +1,6 @@
 """Check what a run needs from elsewhere: the hub, a checkpoint's policy, servers, the processes beside it."""
 
 import contextlib
-from typing import Any
 
 import jax
 
@@ -13,7 +12,9 @@ from orchestra_jax.models.checkpoint.reading import read_config
 from orchestra_jax.models.families import run_settings
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.setup import device_mesh
+from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.sharing import process_problems
+from orchestra_jax.types import ToolSpec
 
 
 def hub_problems(cfg: RunConfig) -> list[str]:
@@ -30,7 +31,7 @@ def hub_problems(cfg: RunConfig) -> list[str]:
     return [problem for problem in found if problem]
 
 
-def checkpoint_config(model: ModelConfig, tokenizer: Any) -> DecoderConfig:
+def checkpoint_config(model: ModelConfig, chat: ChatFormat) -> DecoderConfig:
     """Return the architecture of the policy at model.path.
 
     Raises:
@@ -40,8 +41,11 @@ def checkpoint_config(model: ModelConfig, tokenizer: Any) -> DecoderConfig:
         config = read_config(str(model.path), **run_settings(model))
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
-    # Without added tokens: some released tokenizers have one for pictures that their text models lack.
-    if (known := tokenizer.vocab_size) > config.vocab_size:
+    tokenizer = chat.tokenizer
+    # Added tokens count where prompts have them: some tokenizers have one for pictures that their text models lack.
+    tool = ToolSpec("tool", "", {"type": "object", "properties": {}})
+    written = (*chat.prompt_ids([{"role": "user", "content": ""}], [tool]), *chat.observation_ids([""]))
+    if (known := max(tokenizer.vocab_size, 1 + max(written))) > config.vocab_size:
         raise ConfigError(
             f"The run's tokenizer has {known} tokens, and the policy in {model.path!r} knows {config.vocab_size}: "
             "set model.tokenizer to the policy's own."

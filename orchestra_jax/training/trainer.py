@@ -103,7 +103,8 @@ class Trainer:
             from orchestra_jax.training.adapters import starting_adapters
 
             with self.processes.together():
-                params = starting_adapters(cfg.model.lora.path, cfg.seed, self.model, self.lora)
+                kl = saved is None and cfg.algorithm.loss.kl_coef > 0
+                params = starting_adapters(cfg.model.lora.path, cfg.seed, self.model, self.lora, kl=kl)
         self.state, position = self._restore_or_init(saved, params)
         del params  # its buffers are the state's now
 

@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 import warnings
 
 import chex
@@ -17,6 +18,7 @@ from orchestra_jax.rl.batch_logprobs import batch_logprobs
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.objectives import Normalisers
 from orchestra_jax.rl.optimizer import learning_rate, make_optimizer
 
 from .packed_rows import assert_trees_close, recorder
@@ -302,6 +304,16 @@ def test_supervised_steps_lower_the_loss():
     assert all(later < earlier for earlier, later in itertools.pairwise(losses))
     assert losses[-1] < losses[0] - 0.3
     assert int(state.step) == 5
+
+
+@pytest.mark.parametrize(("vocabulary", "tokens"), [(4096, ROWS * WIDTH // 2), (4104, 16)])
+def test_supervised_steps_have_the_logits_of_a_chunk_where_a_vocabulary_is_large(vocabulary, tokens):
+    model = MODEL.replace(vocab_size=vocabulary)
+    made = Learner(model, LearnerConfig(LossConfig(), chunk=16), recorder())
+    (batch,) = micro_batches(make_rows(), FULL)
+    given = jax.eval_shape(made._zeros), made.state_shapes.params, None, batch, Normalisers(1.0, 1.0, 1.0)
+    found = re.findall(rf"tensor<(\d+)x{vocabulary}xf32>", made._supervised.lower(*given).as_text())
+    assert max(map(int, found)) == tokens
 
 
 def test_a_step_needs_rows():

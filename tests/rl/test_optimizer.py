@@ -1,4 +1,6 @@
-"""What Muon orthogonalises: the matrices of layers, each by itself, stacked or not, and nothing else."""
+"""What Muon orthogonalises: the matrices of layers, each by itself; decay, and steps on bf16 parameters."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.lora import LoRA, abstract_adapters
+from orchestra_jax.rl.objectives import apply_gradients, init_state
 from orchestra_jax.rl.optimizer import layer_matrices, make_optimizer
 from tests.models.trees import drawn_params
 
@@ -101,3 +104,29 @@ def test_the_rate_of_adam_beside_muon_follows_the_same_schedule():
         large, states[1] = alike_update(gradient, states[1], params)
         np.testing.assert_allclose(small["norm"], 0.02 * large["norm"], rtol=1e-5)
         np.testing.assert_array_equal(small["layers_0"]["q"]["kernel"], large["layers_0"]["q"]["kernel"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_every_parameter_decays_by_its_own_rate(name):
+    params = drawn_params(CONFIG)
+    cfg = OptimizerConfig(0.1, name, weight_decay=0.5, adam_learning_rate=0.01)
+    (moved,) = updates_of(params, [jax.tree.map(jnp.zeros_like, params)], cfg)
+    wanted, by_muon = by_path(params), by_path(layer_matrices(params))
+    for path, update in by_path(moved).items():
+        rate = 0.01 if name == "muon" and f"{path}/output_axis" not in by_muon else 0.1
+        np.testing.assert_allclose(update, -rate * 0.5 * wanted[path], rtol=1e-6, err_msg=path)
+
+
+def test_bf16_parameters_take_steps_that_are_smaller_than_their_last_bit():
+    """To nearest they would not: a weight of 1 has neighbours .004 and .008 away."""
+    optimizer = make_optimizer(OptimizerConfig(1e-5))
+    params = {"w": jnp.ones(65536, jnp.bfloat16), "exact": jnp.ones(4)}
+    state = init_state(params, optimizer)
+    apply = jax.jit(functools.partial(apply_gradients, optimizer))
+    grads = {"w": jnp.ones(65536), "exact": jnp.ones(4)}
+    for _ in range(20):
+        state, _ = apply(state, (grads, jnp.zeros(())))
+    moved = {name: 1 - float(leaf.astype(jnp.float32).mean()) for name, leaf in state.params.items()}
+    assert state.params["w"].dtype == jnp.bfloat16
+    assert moved["exact"] == pytest.approx(2e-4, rel=1e-2)
+    assert moved["w"] == pytest.approx(2e-4, rel=0.1)

@@ -15,7 +15,7 @@ from orchestra_jax.config.choices import History
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS
 from orchestra_jax.envs.registry import make_environment
-from orchestra_jax.models import checkpoint
+from orchestra_jax.models import checkpoint, saved_tokenizer
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
@@ -83,6 +83,25 @@ def test_a_policy_of_other_words_than_the_run_is_refused(tmp_path: Path, known: 
     for make in (make_policy, policy_config):
         with pytest.raises(ConfigError, match=sentence):
             make(cfg, chat)
+
+
+def test_an_added_token_that_the_policy_lacks_is_refused_where_prompts_have_it(tmp_path: Path):
+    folder = tmp_path / "policy"
+    tokenizer = make_chat(config(tmp_path)).tokenizer
+    own = Qwen3Config(len(tokenizer), 8, 8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8)
+    checkpoint.save(folder, own, drawn_params(own), tokenizer=tokenizer)
+    tokenizer = saved_tokenizer.load(folder)
+    tokenizer.add_special_tokens({"pad_token": "<picture>"})
+    checkpoint.save(folder, own, drawn_params(own), tokenizer=tokenizer, overwrite=True)
+    ids = json.loads((folder / "config.json").read_text())
+    assert ids["eos_token_id"] == tokenizer.eos_token_id
+    assert "pad_token_id" not in ids  # with it, transformers would refuse the folder
+    cfg = config(tmp_path, f"model.path={folder}", f"model.tokenizer={folder}")
+    assert policy_config(cfg, make_chat(cfg)).vocab_size == own.vocab_size
+    tokenizer.chat_template = "<picture>" + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ConfigError, match=rf"tokenizer has {len(tokenizer)} tokens, and .* knows {own.vocab_size}"):
+        policy_config(cfg, make_chat(cfg))
 
 
 @pytest.mark.parametrize("seed", [0, 5])

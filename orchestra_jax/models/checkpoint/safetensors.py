@@ -57,7 +57,7 @@ def save(
 
     Args:
         dtype: dtype of the files; None: each parameter's own.
-        tokenizer: saved into the folder; its end-of-turn and padding ids go to config.json.
+        tokenizer: saved into the folder; its end-of-turn and padding ids go to config.json, if the policy knows them.
         max_shard_bytes: largest file, unless one tensor alone is larger.
         overwrite: replace an existing folder, whatever it holds.
         alone: no other process takes part; this one holds the parameters whole.
@@ -92,7 +92,7 @@ def save(
         hf = config.replace(param_dtype=param_dtype).to_hf()
         if tokenizer is not None:
             ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-            hf |= {key: value for key, value in ids.items() if value is not None}
+            hf |= {key: value for key, value in ids.items() if value is not None and value < config.vocab_size}
             tokenizer.save_pretrained(partial)
         (partial / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
         open_to_readers(partial)
