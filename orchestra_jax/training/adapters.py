@@ -9,27 +9,18 @@ from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.models.lora import LoRA, init_adapters, load_peft, merge
 
 
-def starting_adapters(
-    path: str | None, seed: int, model: DecoderConfig, lora: LoRA, *, kl: bool = False
-) -> dict[str, Any]:
+def starting_adapters(path: str | None, seed: int, model: DecoderConfig, lora: LoRA) -> dict[str, Any]:
     """Return the adapters that training starts from.
 
     Args:
         path: the setting model.lora.path; None: fresh adapters.
         seed: seed of fresh ones.
-        kl: a run begins that has a KL.
 
     Raises:
-        ConfigError: the folder cannot be read, its adapters are of another rank, alpha, matrices or layers, or the KL
-            would be to a base that lacks them.
+        ConfigError: the folder cannot be read, or its adapters are of another rank, alpha, matrices or layers.
     """
     if path is None:
         return init_adapters(jax.random.key(seed), model, lora)
-    if kl:
-        raise ConfigError(
-            "Under adapters the KL's reference is their base, and not what model.lora.path has learned: set "
-            "algorithm.loss.kl_coef=0, or model.lora.path=null."
-        )
     try:
         found, adapters = load_peft(path, model)
     except (OSError, ValueError) as error:

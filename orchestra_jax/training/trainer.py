@@ -103,8 +103,7 @@ class Trainer:
             from orchestra_jax.training.adapters import starting_adapters
 
             with self.processes.together():
-                kl = saved is None and cfg.algorithm.loss.kl_coef > 0
-                params = starting_adapters(cfg.model.lora.path, cfg.seed, self.model, self.lora, kl=kl)
+                params = starting_adapters(cfg.model.lora.path, cfg.seed, self.model, self.lora)
         self.state, position = self._restore_or_init(saved, params)
         del params  # its buffers are the state's now
 
