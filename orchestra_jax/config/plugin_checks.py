@@ -33,11 +33,6 @@ def lora_problems(model: ModelConfig, algorithm: AlgorithmConfig, warm_start: Wa
             "Under adapters the KL's reference is their base, which has had no warm start: set "
             "algorithm.loss.kl_coef=0, or warm_start.pretrained=false.",
         ),
-        (
-            lora.rank > 0 and lora.path is not None and algorithm.loss.kl_coef > 0,
-            "Under adapters the KL's reference is their base, and not what model.lora.path has learned: set "
-            "algorithm.loss.kl_coef=0, or model.lora.path=null.",
-        ),
     )
 
 

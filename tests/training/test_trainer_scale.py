@@ -92,7 +92,7 @@ def test_a_run_starts_from_the_adapters_of_another(tmp_path: Path, reference: Pa
     first, second = tmp_path / "first", tmp_path / "second"
     adapted = (*SMALL, f"model.path={reference / 'policy'}", "model.lora.targets=[v]", "model.lora.rank=2")
     train_here(first, *adapted, "steps=1")
-    start = (*adapted, f"model.lora.path={first / 'policy'}", "algorithm.loss.kl_coef=0", "seed=1")
+    start = (*adapted, f"model.lora.path={first / 'policy'}", "seed=1")
     train_here(second, *start, "steps=0")
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (first / "policy" / name).read_bytes() == (second / "policy" / name).read_bytes()
@@ -115,14 +115,6 @@ def given(run: Path, rank: int) -> tuple[DecoderConfig, LoRA]:
     [
         (("model.lora.rank=4",), "model.lora.rank needs a base to freeze"),
         (("model.lora.path=adapters",), "set model.lora.rank to theirs"),
-        (
-            ("model.path=base", "model.lora.rank=4", "model.lora.path=adapters", "algorithm.loss.kl_coef=0.1"),
-            "their base, and not what model.lora.path has learned: set algorithm.loss.kl_coef=0",
-        ),
-        (
-            ("model.path=base", "model.lora.rank=4", "warm_start.pretrained=true", "algorithm.loss.kl_coef=0.1"),
-            "their base, which has had no warm start: set algorithm.loss.kl_coef=0",
-        ),
         (
             ("algorithm.packing=true", "algorithm.row_length=64"),
             "does not hold a trajectory of rollout.limits.max_length",
