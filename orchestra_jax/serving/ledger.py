@@ -132,7 +132,6 @@ class ServedPurse(Purse):
     Args:
         limits: budget of all servers of the database.
         policy: names the weights that answer.
-        before: messages before the question.
         temperature: temperature of sampling, where it is known.
         keep: whether these, task and trajectory are kept.
         told: is told what the request cost, however it ended.

@@ -45,7 +45,6 @@ def serve(
         address: address of the database; None: a file in the folder.
         follow: folder of a run or checkpoint, whose other weights are taken up.
         canary: share of the conversations that they answer; None: all.
-        keys: file of keys.
     """
     try:
         with handling(end_now), contextlib.ExitStack() as parts:

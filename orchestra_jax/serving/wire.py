@@ -71,10 +71,7 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str], others: Sequ
     """Read the body of a request.
 
     Args:
-        content: the body.
-        name: name of the model here.
         wishes: wishes that a model's name may end with, as NAME:cheap.
-        others: names of models beside these.
 
     Raises:
         RequestError: it is none, or has something that is not supported.

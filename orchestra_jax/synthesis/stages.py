@@ -31,10 +31,8 @@ class StageResult:
     """The result of a stage.
 
     Attributes:
-        name: of the stage.
         rows: rows that were kept, in the order of the items.
         rejected: {"reason", "why"} and perhaps "about" for each row that was not.
-        tally: of the models, as JSON.
     """
 
     name: str
@@ -74,7 +72,6 @@ class Stages:
         folder: an existing folder for their files.
         cast: the models, whose tally is kept by stage.
         settings: all that the stages depend on; with other settings every stage runs again.
-        concurrency: items under way at once.
         show: called with (stage, items done, items in all).
 
     Attributes:

@@ -62,7 +62,6 @@ def make_tools(cfg: WorldConfig, answers: Sequence[str] = ()) -> RunTools:
     """Make all tools of a run and open what they need. With replay.mode=replay that is the record alone.
 
     Args:
-        cfg: settings of the run.
         answers: answers to some questions of the run, which simulated experts give where they are wrong and know
             nothing nearer.
 

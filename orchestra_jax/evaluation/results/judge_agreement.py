@@ -84,9 +84,6 @@ class Labelled:
 
     Attributes:
         place: file and line, in words.
-        reference: the right answers.
-        answer: the answer to judge.
-        correct: the answer is right.
     """
 
     place: str

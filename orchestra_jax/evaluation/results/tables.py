@@ -21,7 +21,6 @@ def tables(found: Sequence[Measured], bases: Mapping[str, Measured] | None = Non
     """Return the figures by benchmark with the paper's rows beside them, then comparisons of several benchmarks.
 
     Args:
-        found: everything that was evaluated.
         bases: see `preferences`.
     """
     made = []

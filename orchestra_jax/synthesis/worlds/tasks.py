@@ -95,7 +95,6 @@ class WrittenDomain:
 
     Args:
         schema, entries, functions, subjects: as the stages before left them.
-        policy: the rules.
     """
 
     def __init__(

@@ -33,10 +33,7 @@ class DescriptionJob:
 
     Attributes:
         experts: the models, writers included.
-        subjects: names of those to describe.
         writers: names of those that may write; the first that is not the subject itself does.
-        examples: the tasks.
-        prices: of all of them.
         calls: file of recorded calls: what is in there is not paid for again.
 
     Raises:

@@ -31,8 +31,6 @@ class FallibleExpert(SimulatedExpert):
     """A simulated expert whose calls cost dollars and seconds, and may fail.
 
     Attributes:
-        price_usd: dollars per call.
-        latency_s: simulated seconds per call.
         failure_rate: probability that a call fails as a server would, see `fails`.
         description: what the policy reads; by default the skill table in words.
 
@@ -81,7 +79,6 @@ class SimulatedTool:
     restored counts from zero; nothing else about an expert depends on either.
 
     Attributes:
-        expert: who answers.
         spec: what the policy reads; price and latency are the expert's.
     """
 

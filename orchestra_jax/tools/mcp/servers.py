@@ -158,10 +158,6 @@ def _keep(listing: Mapping[str, Any], settings: McpServer, replay: Replay) -> No
 def specs(listing: Mapping[str, Any], settings: McpServer) -> dict[str, ToolSpec]:
     """Return the tools to offer, each checked once, by the names that their server has for them.
 
-    Args:
-        listing: list of the server, see `McpSession.listing`.
-        settings: settings of the server.
-
     Raises:
         ValueError: one sentence, with the fix, for the first thing that cannot be offered.
     """

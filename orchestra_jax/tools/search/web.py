@@ -64,7 +64,6 @@ class WebClient(ABC):
 
     Args:
         prices: price list with entries for both tools.
-        url: address of the API.
         replay: the record; None: calls are neither recorded nor replayed.
         timeout_s, retries, backoff_s: see `PaidCalls`.
 
@@ -211,11 +210,7 @@ class WebClient(ABC):
 
 
 class TavilySearch(WebClient):
-    """Tavily's search and extract.
-
-    Args:
-        prices, url, options: see `WebClient`.
-    """
+    """Tavily's search and extract."""
 
     provider, method = "tavily", "POST"
 
@@ -249,7 +244,6 @@ class WikipediaSearch(WebClient):
     """Wikipedia's search and page texts, through MediaWiki's API: no key, no charge.
 
     Args:
-        prices, options: see `WebClient`.
         url: of another wiki's api.php.
         contact: an address or URL; Wikimedia's rules ask who is calling, and may block those who do not say.
     """
