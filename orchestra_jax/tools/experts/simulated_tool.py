@@ -15,15 +15,11 @@ from orchestra_jax.config.ranges import shown
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.simulated import ANY, SimulatedExpert
+from orchestra_jax.tools.schema import one_text
 from orchestra_jax.types import InfrastructureError, Task, ToolResult, ToolSpec, Usage
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_PARAMETERS = {
-    "type": "object",
-    "properties": {"question": {"type": "string", "description": "The whole question."}},
-    "required": ["question"],
-}
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class SimulatedTool:
         self.spec = ToolSpec(
             name=expert.name,
             description=expert.description or skills_in_words(expert.skill),
-            parameters=_PARAMETERS,
+            parameters=one_text("question", "The whole question."),
             price_usd=expert.price_usd,
             latency_s=expert.latency_s,
         )

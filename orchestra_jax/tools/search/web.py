@@ -23,27 +23,20 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.tools.schema import one_text
 from orchestra_jax.tools.search.bm25 import NO_RESULTS
 from orchestra_jax.types import SEARCH, InfrastructureError, ToolResult, ToolSpec, Usage
 
 SEARCH_TOOL = ToolSpec(
     name="web_search",
     description="Searches the web and returns titles, addresses and the passages that fit the query best.",
-    parameters={
-        "type": "object",
-        "properties": {"query": {"type": "string", "minLength": 1, "description": "Keywords or a short question."}},
-        "required": ["query"],
-    },
+    parameters=one_text("query", "Keywords or a short question.", minLength=1),
     traits=(SEARCH,),
 )
 EXTRACT_TOOL = ToolSpec(
     name="web_extract",
     description="Returns the text of one web page, such as one that a search found.",
-    parameters={
-        "type": "object",
-        "properties": {"url": {"type": "string", "minLength": 1, "description": "Address of the page."}},
-        "required": ["url"],
-    },
+    parameters=one_text("url", "Address of the page.", minLength=1),
 )
 TAVILY_URL = "https://api.tavily.com"
 _RETRIED = {408, 429}  # and every 5xx
