@@ -16,7 +16,6 @@ class CallStep:
 
     Attributes:
         number: its place among the calls of the answer, from 0.
-        tool: name of the tool on the menu.
         result: what the tool said; None while the call is under way.
         refused: whether it was not carried out: an unknown tool, bad arguments, or no budget.
         model: name of the model that answered, where it is not the tool's: a menu may call it by a letter.

@@ -20,9 +20,6 @@ class Canary:
     A conversation stays with one of them: its opening, the words before the first answer, decides, on every server
     alike. An answer that has begun ends under the weights that began it.
 
-    Args:
-        share: share of the conversations that the new policy answers.
-
     Raises:
         ConfigError: there can be no canary.
     """

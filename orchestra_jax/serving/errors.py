@@ -11,7 +11,6 @@ class RequestError(Exception):
     """A request that is not answered.
 
     Attributes:
-        kind: type of the error in the API.
         code: what programs tell errors apart by.
         retry_s: seconds after which to try again.
         request: id of the request, where it was asked; feedback may name it.

@@ -130,7 +130,6 @@ class ServedPurse(Purse):
     """The money of one request of a key, and its row in the database.
 
     Args:
-        limits: budget of all servers of the database.
         policy: names the weights that answer.
         temperature: temperature of sampling, where it is known.
         keep: whether these, task and trajectory are kept.

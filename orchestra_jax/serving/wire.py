@@ -48,7 +48,6 @@ class ChatRequest:
 
     Attributes:
         model: name of the model as it was asked for.
-        question: the last message of the user.
         options: options of `Orchestrator.ask`.
         stream: whether the answer comes in chunks.
         usage: whether the last chunk tells tokens.

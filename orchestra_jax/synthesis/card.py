@@ -66,7 +66,6 @@ def save_card(folder: Path, content: Mapping[str, Any], title: str, about: str, 
 
 
 def _page(content: Mapping[str, Any], title: str, about: str, lines: Sequence[str]) -> str:
-    """Return the card as Markdown."""
     models = ", ".join(f"{role} {name}" for role, name in content["models"].items())
     head = [
         f"# {title}",

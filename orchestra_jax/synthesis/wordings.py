@@ -74,7 +74,6 @@ class WordingRequest:
     Attributes:
         number: chooses who speaks and how.
         target: the features that the preference is about.
-        tools: an example of a menu.
     """
 
     number: int

@@ -36,10 +36,8 @@ class RunTools:
     """The tools of a run.
 
     Attributes:
-        catalogue: draws instances and executes their calls.
         evaluation: the same for evaluation: its own tools, and prices as they are in pricing.name.
         judge: judge of answers; None where they are only matched.
-        close: ends everything, once requests under way have been paid.
     """
 
     catalogue: Catalogue

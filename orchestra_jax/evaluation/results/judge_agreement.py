@@ -66,7 +66,6 @@ def measure(cfg: WorldConfig, folder: Path) -> None:
 
 
 def _forecast(cfg: WorldConfig, count: int) -> str:
-    """Return a sentence with the cost of the verdicts."""
     if cfg.replay.mode is ReplayMode.replay:
         return f"{count} verdicts of {cfg.tools.judge}, all of them recorded: they cost nothing."
     plan, limit = cfg.plan, cfg.budget.run_usd

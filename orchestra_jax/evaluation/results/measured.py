@@ -56,8 +56,6 @@ class Measured:
         run: the folder's name, and for another player than the evaluated policy its phase.
         phase: POLICY, BEFORE, AFTER, or a baseline's name.
         policy: tells the policy from others in other folders.
-        model: the name of the policy's own model, if known.
-        source: data set.
         benchmark: its name and temperature.
         items: by question, the samples that were answered.
         failed: the number of samples that failed for infrastructure reasons.

@@ -92,7 +92,6 @@ def _figures(label: str, found: Sequence[Measured]) -> TextTable:
 
 
 def _offered(found: Sequence[Measured]) -> str:
-    """Return a sentence for each menu."""
     menus: dict[tuple[str, str], list[str]] = {}
     for one in found:
         if one.offer.tools is not None and one.phase != DO_NOTHING:

@@ -144,7 +144,6 @@ async def attempt(cast: Cast, world: World, task: TaskRow, after: Session, numbe
     Args:
         after: the session after the golden calls.
         number: of the attempt: each is a sample of its own in the record.
-        turns: turns of the solver at most.
 
     Raises:
         Rejected: a tool is broken.
@@ -173,7 +172,6 @@ async def attempt(cast: Cast, world: World, task: TaskRow, after: Session, numbe
 
 
 async def _results(session: Session, calls: Sequence[ToolCall]) -> str:
-    """Return the results of calls, in their order."""
     found = []
     for call in calls:
         try:

@@ -81,7 +81,6 @@ class ExpertClient:
         least_room: tokens of a context that must be left beside a reply.
 
     Args:
-        prices: price list with an entry for it.
         replay: the record; None: calls are neither recorded nor replayed.
         limiter: limits of the provider, shared with its other experts; None makes them. `expert_clients` shares them.
         backoff_s: see `PaidCalls`.

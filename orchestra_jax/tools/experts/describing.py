@@ -32,7 +32,6 @@ class DescriptionJob:
     """A job of describing: the experts, the writer and the tasks.
 
     Attributes:
-        experts: the models, writers included.
         writers: names of those that may write; the first that is not the subject itself does.
         calls: file of recorded calls: what is in there is not paid for again.
 

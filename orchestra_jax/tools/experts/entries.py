@@ -30,7 +30,6 @@ def expert_entries(
         search: the search that query writers use: its name in price lists, and its handler.
         run: name and handler of the sandbox that runs the code of code writers.
         descriptions: texts for the policy about the models, beside those of the roles; by default their cards' texts.
-        local: models on the user's own machines.
 
     Raises:
         ValueError: an unknown role.

@@ -41,7 +41,6 @@ class ExpertRole:
     """A role of an expert.
 
     Attributes:
-        description: text about the tool for the policy.
         argument, meaning: its argument beside "context", and the text about it for the policy.
         follows: argument of the tool that takes what the model wrote ("query", "code"); None: the reply is the result.
         prefix: beginning of the names of its choices in the paper's released form.
@@ -119,8 +118,6 @@ def expert_tool(
             query or code with what came of it. None: the query or code alone.
         name: of the tool, in which "-" stands for what a tool's name may not hold; the expert's own by default.
         description: what the policy reads; that of the role by default.
-        local: whether it runs on the user's own machine.
-        traits: of the tool, see `ToolSpec`.
     """
     kind = ROLES[role]
     parameters = {

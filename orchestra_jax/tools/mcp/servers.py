@@ -33,7 +33,6 @@ class McpTool(Tool):
     """One tool of a server.
 
     Args:
-        spec: the tool as menus show it.
         own: its name at the server.
         identity: name, version and protocol of the server, a part of the key of every recorded call.
         session: calls to the server; None if they are only replayed.

@@ -15,7 +15,6 @@ def bubblewrap_command(
 
     Args:
         shown: paths inside with those of this machine.
-        links: symbolic links to make, with their targets.
 
     Raises:
         FileNotFoundError: bubblewrap is not installed.

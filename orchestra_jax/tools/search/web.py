@@ -56,7 +56,6 @@ class WebClient(ABC):
     """One provider's two tools, HTTP and money.
 
     Args:
-        prices: price list with entries for both tools.
         replay: the record; None: calls are neither recorded nor replayed.
         timeout_s, retries, backoff_s: see `PaidCalls`.
 
@@ -128,7 +127,6 @@ class WebClient(ABC):
         return await self._calls.call(name, {"provider": self.provider, **request}, worst, send, budget=budget)
 
     async def _send(self, name: str, path: str, fields: Mapping[str, Any], read: Read) -> Outcome:
-        """Make one request and return its outcome."""
         if self._client is None:
             self._client = JsonClient(self._url, headers=self._headers(), timeout_s=self._timeout_s + GRACE_S)
         client, start = self._client, time.perf_counter()
@@ -181,7 +179,6 @@ class WebClient(ABC):
         return ToolResult("\n\n".join(parts) or NO_RESULTS, found.usage)
 
     def _page(self, url: str, found: Recorded) -> ToolResult:
-        """Return the observation of an extraction."""
         if found.is_error:
             return self._said(found)
         if found.value is None:
