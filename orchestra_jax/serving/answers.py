@@ -1,6 +1,7 @@
 """An answer and its calls, and how they are written in terminals and reasoning deltas."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +86,11 @@ def arguments(step: CallStep) -> str:
     text = str(values[0]) if alone else json.dumps(step.arguments) if values else ""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
+
+
+def tell(words: str) -> None:
+    """Print words to whoever runs the command; standard output is for answers."""
+    print(words, file=sys.stderr, flush=True)
 
 
 def dollars(usd: float) -> str:

@@ -234,16 +234,7 @@ def told(request: ChatRequest, answer: Answer) -> dict[str, Any]:
 
 def shown_call(step: CallStep) -> dict[str, Any]:
     """Return a call as JSON."""
-    return {
-        "number": step.number,
-        "tool": step.tool,
-        "model": step.model,
-        "arguments": dict(step.arguments),
-        "result": step.result,
-        "usd": step.usd,
-        "seconds": step.seconds,
-        "refused": step.refused,
-    }
+    return vars(step) | {"arguments": dict(step.arguments)}
 
 
 def failure(answer: Answer) -> RequestError | None:
