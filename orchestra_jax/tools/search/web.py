@@ -46,6 +46,8 @@ _AT_ONCE = 8  # requests
 _RESULTS = 5  # pages of a search
 _RESULT_CHARS, _PAGE_CHARS = 1000, 8000  # that the policy sees of each result, and of an extracted page
 _SITE = "https://en.wikipedia.org"
+# Of a request for pages as plain text.
+_EXTRACTS = {"action": "query", "format": "json", "formatversion": "2", "prop": "extracts", "explaintext": "1"}
 _WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
 
 # From the answer's JSON to what is recorded; raises Unreadable, LookupError or TypeError on nonsense.
@@ -258,29 +260,22 @@ class WikipediaSearch(WebClient):
         """Search for {"query"}; a result's text is the introduction of its page."""
         request = {"language": "en", "query": arguments["query"], "max_results": _RESULTS}
         fields = {
-            "action": "query",
-            "format": "json",
-            "formatversion": "2",
+            **_EXTRACTS,
             "generator": "search",
             "gsrsearch": arguments["query"],
             "gsrlimit": str(_RESULTS),
-            "prop": "extracts",
             "exintro": "1",
-            "explaintext": "1",
             "exlimit": "max",
         }
 
         def read(answer: Any) -> list[dict[str, str]]:
-            if "query" not in answer and "batchcomplete" not in answer:
-                raise LookupError("neither results nor their end")
-            pages = sorted(answer.get("query", {}).get("pages", []), key=lambda page: page["index"])
             return [
                 {
                     "title": text_of(page["title"]),
                     "url": f"{_SITE}/wiki/{text_of(page['title']).replace(' ', '_')}",
                     "content": text_of(page.get("extract")),
                 }
-                for page in pages
+                for page in sorted(_pages(answer), key=lambda page: page["index"])
             ]
 
         return self._results(await self._call(SEARCH_TOOL.name, request, "", fields, read, budget))
@@ -297,26 +292,22 @@ class WikipediaSearch(WebClient):
                 return ToolResult(f"Only pages of {_SITE} can be read, not {title}.", is_error=True, refused=True)
             title = unquote(parts.path.removeprefix("/wiki/"))
         title = title.replace("_", " ")
-        fields = {
-            "action": "query",
-            "format": "json",
-            "formatversion": "2",
-            "titles": title,
-            "redirects": "1",
-            "prop": "extracts",
-            "explaintext": "1",
-        }
+        fields = {**_EXTRACTS, "titles": title, "redirects": "1"}
 
         def read(answer: Any) -> str | None:
-            if "query" not in answer and "batchcomplete" not in answer:
-                raise LookupError("neither a page nor the end")
-            # There is none for a title of blanks, or of another wiki ("de:Oslo").
-            pages = answer.get("query", {}).get("pages", [])
+            pages = _pages(answer)  # none for a title of blanks, or of another wiki ("de:Oslo")
             return (text_of(pages[0].get("extract")) if pages else "") or None
 
         request = {"language": "en", "title": title}
         found = await self._call(EXTRACT_TOOL.name, request, "", fields, read, budget)
         return self._page(arguments["url"], found)
+
+
+def _pages(answer: Any) -> Any:
+    """Return the pages of MediaWiki's answer; raise LookupError if it has neither pages nor the mark of their end."""
+    if "query" not in answer and "batchcomplete" not in answer:
+        raise LookupError("neither pages nor their end")
+    return answer.get("query", {}).get("pages", [])
 
 
 def _short(text: str, length: int) -> str:
