@@ -67,12 +67,13 @@ PEERS = {
 
 def _write_work(shape: Shape, group: int, folder: Path) -> int:
     """Checkpoint and prompts of a shape, for all peers; returns the number of parameters."""
+    params = save_model(folder, shape.model, shape.vocab)
     random = np.random.default_rng(0)
     lengths = np.linspace(shape.shortest, shape.longest, -(-shape.rows // group)).astype(int)
     distinct = [random.integers(FIRST_ID, shape.vocab, length).tolist() for length in random.permutation(lengths)]
     prompts = [distinct[row // group] for row in range(shape.rows)]
     (folder / "work.json").write_text(json.dumps({"prompts": prompts, "new": shape.new}))
-    return save_model(folder, shape.model, shape.vocab)
+    return params
 
 
 def _measure(shape: Shape, args: argparse.Namespace, keys: Sequence[str], console: Console) -> dict[str, Any]:

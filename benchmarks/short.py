@@ -25,10 +25,7 @@ SMALL = (
 def parse(parser: argparse.ArgumentParser, *smoke: str) -> argparse.Namespace:
     """Parse the command line, with `--smoke` standing for the arguments `smoke`; further ones win over these."""
     parser.add_argument("--smoke", action="store_true", help=f"a try of seconds: {' '.join(smoke)}")
-    arguments = sys.argv[1:]
-    if "--smoke" in arguments:
-        arguments = [*smoke, *(each for each in arguments if each != "--smoke")]
-    return parser.parse_args(arguments)
+    return parser.parse_args([*(smoke if "--smoke" in sys.argv[1:] else ()), *sys.argv[1:]])
 
 
 def wide_console() -> Console:

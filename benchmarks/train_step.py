@@ -72,8 +72,9 @@ def _write_shape(shape: Shape, folder: Path) -> int:
     sys.path.insert(0, str(HERE / "_peers"))
     from worker import Batch
 
+    params = save_model(folder, shape.model, shape.vocab)
     Batch.make(shape.rows, shape.prompt, shape.response, shape.vocab, GROUP).save(folder)
-    return save_model(folder, shape.model, shape.vocab)
+    return params
 
 
 def _measure(shape: Shape, peers: Sequence[Peer], rounds: int, core: int, console: Console) -> dict[str, Any]:
