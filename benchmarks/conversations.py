@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from short import parse
+from short import keep, parse, table_of
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.envs.database.environment import SHIPPED, DatabaseEnvironment
@@ -89,15 +88,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="keeps everything that was measured")
     options = parse(parser, "--episodes", "20", "--rounds", "1", "--workers", "1")
     rows = [measure(where, options) for where in ("here", "sandbox")]
-    table = Table(title=f"golden conversations at once, median of {options.rounds} rounds")
-    for heading in rows[0]:
-        table.add_column(heading, justify="left" if heading == "where" else "right")
-    for row in rows:
-        table.add_row(*(f"{each:.4g}" if isinstance(each, float) else str(each) for each in row.values()))
-    Console().print(table)
+    Console().print(table_of(f"golden conversations at once, median of {options.rounds} rounds", rows))
     print(f"The sandbox takes {rows[1]['seconds'] / rows[0]['seconds']:.1f} times as long.")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+    keep(options.json, rows)
     return int(not all(row["solved"] == row["episodes"] and row["unchanged"] for row in rows))
 
 

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from short import parse
+from short import keep, parse, table_of
 
 from orchestra_jax.envs.database.session import Desk, Kind, LocalWorld, Session, database_tool
 from orchestra_jax.envs.database.state import Database
@@ -127,14 +126,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="keeps everything that was measured")
     options = parse(parser, "--rounds", "2")
     rows = [measure(name, tables, options.rounds) for name, tables in databases()]
-    table = Table(title=f"milliseconds, median of {options.rounds} rounds")
-    for heading in rows[0]:
-        table.add_column(heading, justify="left" if heading == "database" else "right")
-    for row in rows:
-        table.add_row(*(each if isinstance(each, str) else f"{each:.3g}" for each in row.values()))
-    Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+    Console().print(table_of(f"milliseconds, median of {options.rounds} rounds", rows))
+    keep(options.json, rows)
     missed = [
         f"{row['database']}: {what} {row[what]:.3g} ms" for row in rows for what in GOALS if row[what] >= GOALS[what]
     ]

@@ -13,7 +13,6 @@ token of every prompt must agree between the peers, or the run says so and exits
 import argparse
 import json
 import os
-import platform
 import re
 import statistics
 import sys
@@ -24,10 +23,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from peer import OURS, TORCH, TUNIX, Peer, Worker, take_turns
+from peer import OURS, TORCH, TUNIX, Peer, Worker, save_model, take_turns
 from rich.console import Console
 from rich.table import Table
-from short import parse
+from short import keep, machine, parse, table, wide_console
 
 SHAPES = ("tiny:64x16-64+64:1024", "tiny:16x16-64+64:32768", "small:16x32-128+64:1024")
 TARGET = 1.5  # tokens per second against `generate`
@@ -68,22 +67,13 @@ PEERS = {
 
 def _write_work(shape: Shape, group: int, folder: Path) -> int:
     """Checkpoint and prompts of a shape, for all peers; returns the number of parameters."""
-    import jax
-
-    from orchestra_jax.models.checkpoint import safetensors
-    from orchestra_jax.models.decoder import init_params
-    from orchestra_jax.models.qwen3 import Qwen3Config
-    from orchestra_jax.models.sizes import num_params
-
-    # Tunix's Qwen3 rotates with base 1e6 whatever its configuration says.
-    config = Qwen3Config.preset(shape.model, vocab_size=shape.vocab, rope_theta=1e6)
-    safetensors.save(folder, config, init_params(config, jax.random.key(0)))
+    params = save_model(folder, shape.model, shape.vocab)
     random = np.random.default_rng(0)
     lengths = np.linspace(shape.shortest, shape.longest, -(-shape.rows // group)).astype(int)
     distinct = [random.integers(FIRST_ID, shape.vocab, length).tolist() for length in random.permutation(lengths)]
     prompts = [distinct[row // group] for row in range(shape.rows)]
     (folder / "work.json").write_text(json.dumps({"prompts": prompts, "new": shape.new}))
-    return num_params(config)
+    return params
 
 
 def _measure(shape: Shape, args: argparse.Namespace, keys: Sequence[str], console: Console) -> dict[str, Any]:
@@ -123,15 +113,15 @@ def _ratios(result: Mapping[str, Any], quantity: str) -> dict[str, float]:
 
 
 def _table(results: Sequence[Mapping[str, Any]], rounds: int) -> Table:
-    table = Table(title=f"Sampled tokens per second on one core, median of {rounds} (range); above 1: ours is faster")
-    for heading in ("shape", "sampler"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("tokens/s", "range", "wall s", "CPU s", "ours / it", "by CPU", "GiB"):
-        table.add_column(heading, justify="right")
+    made = table(
+        f"Sampled tokens per second on one core, median of {rounds} (range); above 1: ours is faster",
+        ["shape", "sampler"],
+        ["tokens/s", "range", "wall s", "CPU s", "ours / it", "by CPU", "GiB"],
+    )
     for result in results:
         wall, cpu = _ratios(result, "wall_s"), _ratios(result, "cpu_s")
         for i, (key, peer) in enumerate(result["peers"].items()):
-            table.add_row(
+            made.add_row(
                 f"{result['name']}\n{result['params'] / 1e6:.1f} M parameters" if i == 0 else "",
                 PEERS[key].name,
                 f"{peer['tokens_per_s']:.0f}",
@@ -143,7 +133,7 @@ def _table(results: Sequence[Mapping[str, Any]], rounds: int) -> Table:
                 f"{peer['peak_rss_gib']:.2f}",
                 end_section=i == len(result["peers"]) - 1,
             )
-    return table
+    return made
 
 
 NOTES = f"""Shapes are MODEL:ROWSxSHORTEST-LONGEST+NEW:VOCABULARY. Models are orchestra_jax presets, embeddings tied:
@@ -167,7 +157,7 @@ def main() -> int:
     if args.rounds < 1 or args.group < 1:
         parser.error("--rounds and --group must be at least 1.")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = wide_console()
     wanted = [key for key in PEERS if key in args.peers and PEERS[key].is_there(console)]
     if not wanted:
         return 1
@@ -177,9 +167,7 @@ def main() -> int:
     if args.json:
         for result in results:
             result["ours_times_as_fast"] = {quantity: _ratios(result, quantity) for quantity in ("wall_s", "cpu_s")}
-        machine = platform.processor() or platform.machine()
-        record = {"machine": machine, "cores": os.cpu_count(), "load": os.getloadavg(), "results": results}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        keep(args.json, {**machine(), "results": results})
     wrong = [
         result["name"]
         for result in results

@@ -26,9 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from short import parse
+from short import keep, parse, table, wide_console
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -144,23 +142,11 @@ def main() -> int:
     parser.add_argument("--peak-tflops", type=float, help="dense bf16 peak of a GPU that hardware.py does not know")
     parser.add_argument("--allow-cpu", action="store_true", help="run without a GPU too; its figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parse(
-        parser,
-        "--allow-cpu",
-        "--preset",
-        "tiny",
-        "--row-tokens",
-        "64",
-        "--sequences",
-        "2",
-        "--steps",
-        "1",
-        "--chunk",
-        "64",
-    )
+    smoke = "--allow-cpu --preset tiny --row-tokens 64 --sequences 2 --steps 1 --chunk 64"
+    args = parse(parser, *smoke.split())
     if min(args.row_tokens) < 2 * args.sequences or any(tokens % args.sequences for tokens in args.row_tokens):
         parser.error("--row-tokens must be multiples of --sequences, with at least 2 tokens for each.")
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = wide_console()
 
     platform, kind, memory = _last_line([sys.executable, "-c", PROBE], {})
     if platform != "gpu" and not args.allow_cpu:
@@ -211,17 +197,17 @@ def main() -> int:
         if not any(name == "orchestra_jax" and "RESOURCE_EXHAUSTED" in text for name, text in failures):
             break
 
-    table = Table(title=f"{kind}, dense bf16 peak {'unknown' if peak is None else f'{peak:.0f} TFLOP/s'}")
-    table.add_column("step")
-    for heading in ("tokens", "s, median (range)", "tokens/s", "MFU", "peak GiB", "first step s", "attention"):
-        table.add_column(heading, justify="right")
+    made = table(
+        f"{kind}, dense bf16 peak {'unknown' if peak is None else f'{peak:.0f} TFLOP/s'}",
+        ["step"],
+        ["tokens", "s, median (range)", "tokens/s", "MFU", "peak GiB", "first step s", "attention"],
+    )
     for m in measured:
-        table.add_row(*_row(f"{m['library']}, {m['preset']}", m["row_tokens"], m["flops"], peak, m))
-    console.print(table)
-    if args.json:
-        versions = {m["library"]: m["about"] for m in measured}
-        record = {"device": kind, "peak_tflops": peak, "command": sys.argv, "about": versions, "results": measured}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        made.add_row(*_row(f"{m['library']}, {m['preset']}", m["row_tokens"], m["flops"], peak, m))
+    console.print(made)
+    versions = {m["library"]: m["about"] for m in measured}
+    record = {"device": kind, "peak_tflops": peak, "command": sys.argv, "about": versions, "results": measured}
+    keep(args.json, record)
     return 0 if measured else 1
 
 

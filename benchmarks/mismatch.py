@@ -23,7 +23,6 @@ geometric mean of learner / engine. Half of the advantages are 1, half are -1.
 import argparse
 import asyncio
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,9 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 from peer import ROOT
-from rich.console import Console
-from rich.table import Table
-from short import parse
+from short import keep, parse, table, wide_console
 
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
@@ -158,25 +155,23 @@ def main() -> int:
     parser.add_argument("--policy", type=Path, help="folder of a policy to round (default: random weights)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
     args = parse(parser, "--tokens", "64", "--sequences", "16", "--sampled", "4")
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = wide_console()
     record: dict[str, Any] = {}
     for name, (engine, learner) in _engines(args).items():
         gap = learner - engine
         product, mean = gap.sum(axis=1), gap.mean(axis=1)
         ends = [np.exp(np.percentile(values, (1, 99))) for values in (product, mean)]
-        table = Table(
-            title=f"{name}: {len(engine)} trajectories of {args.tokens} tokens, |gap| {np.abs(gap).mean():.4f} (sd "
+        title = (
+            f"{name}: {len(engine)} trajectories of {args.tokens} tokens, |gap| {np.abs(gap).mean():.4f} (sd "
             f"{gap.std():.4f}) a token, product {ends[0][0]:.3g} to {ends[0][1]:.3g}, geometric {ends[1][0]:.4f} to "
             f"{ends[1][1]:.4f}"
         )
-        for heading in ("", "silent", "min", "p1", "p50", "p99", "max", "masked"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        made = table(title, [], ["", "silent", "min", "p1", "p50", "p99", "max", "masked"])
         record[name] = {way: _measure(engine, learner, *settings) for way, settings in WAYS.items()}
         for way, results in record[name].items():
-            table.add_row(way, *_row(results))
-        console.print(table)
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+            made.add_row(way, *_row(results))
+        console.print(made)
+    keep(args.json, record)
     return 0
 
 

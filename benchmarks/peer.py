@@ -2,9 +2,10 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,21 @@ class Peer:
         return False
 
 
+def save_model(folder: Path, preset: str, vocab: int) -> int:
+    """Write a checkpoint with random weights that all peers read; return the number of parameters."""
+    import jax
+
+    from orchestra_jax.models.checkpoint import safetensors
+    from orchestra_jax.models.decoder import init_params
+    from orchestra_jax.models.qwen3 import Qwen3Config
+    from orchestra_jax.models.sizes import num_params
+
+    # Tunix's Qwen3 rotates with base 1e6 whatever its configuration says.
+    config = Qwen3Config.preset(preset, vocab_size=vocab, rope_theta=1e6)
+    safetensors.save(folder, config, init_params(config, jax.random.key(0)))
+    return num_params(config)
+
+
 class Worker:
     """The running process of a peer: one line in for each round, one line of JSON back.
 
@@ -106,6 +122,31 @@ class Worker:
             self._log.seek(0)
             raise RuntimeError(f"{self.peer.name} ended early:\n{self._log.read()[-3000:]}")
         return json.loads(line)
+
+
+TRAIN = ROOT / "experiments" / "train.py"
+
+
+def train_here(overrides: Sequence[str]) -> None:
+    """Be experiments/train.py, in a process of its own."""
+    sys.argv = [str(TRAIN), *overrides]
+    runpy.run_path(str(TRAIN), run_name="__main__")
+
+
+def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str], limit_s: float | None = None) -> None:
+    """Run a command to its end, with its output in a log.
+
+    Raises:
+        RuntimeError: it failed; the message holds the end of the log.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        done = subprocess.run(
+            command, cwd=ROOT, env={**environment, **os.environ}, stdout=output, stderr=subprocess.STDOUT,
+            timeout=limit_s,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"A run ended with status {done.returncode}; the end of {log}:\n{log.read_text()[-3000:]}")
 
 
 def take_turns(

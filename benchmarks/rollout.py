@@ -24,9 +24,6 @@ import argparse
 import asyncio
 import gc
 import importlib.util
-import json
-import os
-import platform
 import statistics
 import string
 import sys
@@ -43,7 +40,7 @@ import numpy as np
 from peer import ROOT
 from rich.console import Console
 from rich.table import Table
-from short import parse
+from short import keep, machine, parse, table, wide_console
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.engines.base import Generation, SamplingParams
@@ -283,16 +280,16 @@ def _summary(rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, A
 
 
 def _table(result: Mapping[str, Any], summary: Mapping[str, Any]) -> Table:
-    table = Table(
-        title="{trajectories} trajectories at once, {turns} turns of {new} tokens each, first prompt {first_prompt}, "
-        "at the end {longest} tokens".format_map(result)
+    title = (
+        "{trajectories} trajectories at once, {turns} turns of {new} tokens each, first prompt {first_prompt}, "
+        "at the end {longest} tokens"
     )
-    table.add_column("client", overflow="fold")
-    for heading in ("tokens/s", "range", "seconds", "client CPU s", "collector / it"):
-        table.add_column(heading, justify="right")
+    made = table(
+        title.format_map(result), ["client"], ["tokens/s", "range", "seconds", "client CPU s", "collector / it"]
+    )
     for key, rounds in result["rounds"].items():
         speeds, medians = [found["tokens_per_s"] for found in rounds], summary["medians"][key]
-        table.add_row(
+        made.add_row(
             CLIENTS[key],
             f"{medians['tokens_per_s']:.0f}",
             f"{min(speeds):.0f}-{max(speeds):.0f}",
@@ -300,7 +297,7 @@ def _table(result: Mapping[str, Any], summary: Mapping[str, Any]) -> Table:
             f"{medians['cpu_s']:.2f}",
             f"{summary['ratio']:.3f}" if key == "bare" else "",
         )
-    return table
+    return made
 
 
 def main() -> int:
@@ -317,7 +314,7 @@ def main() -> int:
     args = parse(parser, "--trajectories", "4", "--turns", "2", "--new", "16", "--rounds", "1")
     if min(args.trajectories, args.turns, args.new, args.prompt, args.rounds) < 1:
         parser.error("--trajectories, --turns, --new, --prompt and --rounds must be at least 1.")
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = wide_console()
     if not args.python.exists():
         console.print(f"{args.python} is missing: make sglang-cpu, or name another interpreter with --python.")
         return 1
@@ -338,10 +335,7 @@ def main() -> int:
         f"rounds ({low:.1%} to {high:.1%}); goal: below {TARGET:.0%}.",
         highlight=False,
     )
-    if args.json:
-        machine = platform.processor() or platform.machine()
-        record = {"machine": machine, "cores": os.cpu_count(), "load": os.getloadavg(), **summary, **result}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    keep(args.json, {**machine(), **summary, **result})
     return 0
 
 

@@ -24,8 +24,7 @@ from typing import Any
 
 from database import look, mark, synthetic
 from rich.console import Console
-from rich.table import Table
-from short import parse
+from short import parse, table_of
 
 from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import LocalWorld, Session
@@ -141,12 +140,7 @@ def main() -> int:
     if options.repo:
         code, data = domains.code_folder(options.repo), domains.data_folders(None, options.repo)
         rows += [measure_domain(name, code, data, isolation) for name in domains.DOMAINS]
-    table = Table(title="milliseconds of a call")
-    for heading in rows[0]:
-        table.add_column(heading, justify="left" if heading in ("world", "slowest tool") else "right")
-    for row in rows:
-        table.add_row(*(each if isinstance(each, str) else f"{each:.3g}" for each in row.values()))
-    Console().print(table)
+    Console().print(table_of("milliseconds of a call", rows))
     here, worker, start = (rows[0][name] for name in ("here", "worker", "start"))
     print(f"A call in a warm worker takes {worker / here:.0f} x one here, and 1/{start / worker:.0f} of a start.")
     missed = [f"{row['world']}: {row['worker']:.3g} ms" for row in rows if row["worker"] >= GOAL]

@@ -27,7 +27,7 @@ import uvicorn
 from aiohttp import web
 from rich.console import Console
 from rich.table import Table
-from short import parse
+from short import keep, parse
 
 from orchestra_jax.envs.base import Baseline
 from orchestra_jax.io.http_server import HttpServer
@@ -170,8 +170,7 @@ def main() -> None:
         table.add_row(row["way"], str(row["clients"]), f"{row['p50_ms']:.1f} ms", f"{row['p95_ms']:.1f} ms",
                       f"{row['per_s']:.0f}")  # fmt: skip
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    keep(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -24,27 +24,22 @@ On one core nothing but waiting can be hidden. Compare runs of one table only, o
 import argparse
 import asyncio
 import json
-import os
-import platform
-import runpy
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peer import ROOT
+from peer import ROOT, run_logged, train_here
 from rich.console import Console
 from rich.table import Table
-from short import SMALL, parse
+from short import SMALL, keep, machine, parse, table, wide_console
 
 from orchestra_jax.envs.quickstart.environment import QuickstartEpisode
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.types import ToolCall, ToolResult
 
-TRAIN = ROOT / "experiments" / "train.py"
 # Nothing but the run itself in the seconds, and no pull to the reference: few steps have to show something.
 COMMON = (
     "algorithm.loss.kl_coef=0", "algorithm.optimizer.warmup_steps=2", "algorithm.optimizer.schedule=constant",
@@ -54,7 +49,6 @@ COMMON = (
 )  # fmt: skip
 WARM = ("steps=0", "evaluation.questions=8", "evaluation.swap_questions=0", "logger.names=[jsonl]")
 SLOTS = 256  # of the embedded engine: a step's trajectories
-LOG_TAIL = 3000  # characters of a failed run's output that are shown
 
 
 def _train(tool_seconds: float, overrides: Sequence[str]) -> None:
@@ -67,8 +61,7 @@ def _train(tool_seconds: float, overrides: Sequence[str]) -> None:
 
     if tool_seconds:
         QuickstartEpisode.step = slow_step  # type: ignore[method-assign]
-    sys.argv = [str(TRAIN), *overrides]
-    runpy.run_path(str(TRAIN), run_name="__main__")
+    train_here(overrides)
 
 
 def _run(folder: Path, overrides: Iterable[str], tool_seconds: float = 0.0) -> None:
@@ -77,17 +70,10 @@ def _run(folder: Path, overrides: Iterable[str], tool_seconds: float = 0.0) -> N
     Raises:
         RuntimeError: it failed; the message holds the end of its log.
     """
-    log = folder.with_name(f"{folder.name}.log")
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "--train", str(tool_seconds), f"output_dir={folder}", *overrides]
     # Large pages as in `make quickstart`.
-    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "JAX_PLATFORMS": "cpu"} | os.environ
-    with log.open("w") as output:
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    if done.returncode:
-        raise RuntimeError(
-            f"A run ended with status {done.returncode}; the end of {log}:\n{log.read_text()[-LOG_TAIL:]}"
-        )
+    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "JAX_PLATFORMS": "cpu"}
+    run_logged(command, folder.with_name(f"{folder.name}.log"), environment)
 
 
 def _warm_policy(folder: Path, overrides: Sequence[str], console: Console) -> Path:
@@ -179,17 +165,16 @@ def _add_ratios(results: Sequence[dict[str, Any]], first: int) -> None:
 
 
 def _table(results: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> Table:
-    table = Table(
-        title=f"{args.steps} steps, {args.engine} engine, {args.tool_seconds:g} s a tool call, medians; the first "
+    title = (
+        f"{args.steps} steps, {args.engine} engine, {args.tool_seconds:g} s a tool call, medians; the first "
         f"{args.skip} steps are not timed"
     )
-    for heading in (
+    made = table(title, [], [
         "seed", "staleness", "s/step", f"/ s at {args.staleness[0]}", "waits s", "update s", "accuracy", "utility",
         "mean age", "max", "mismatch",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right", no_wrap=True)
+    ])  # fmt: skip
     for i, found in enumerate(results, 1):
-        table.add_row(
+        made.add_row(
             str(found["seed"]),
             str(found["staleness"]),
             f"{found['step_s']:.2f}",
@@ -203,7 +188,7 @@ def _table(results: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> Ta
             f"{found['mismatch_mean']:.1e}" if "mismatch_mean" in found else "-",
             end_section=i % len(args.staleness) == 0,
         )
-    return table
+    return made
 
 
 def main() -> int:
@@ -245,7 +230,7 @@ def main() -> int:
         parser.error(f"{args.policy} holds no policy: give a folder with config.json and model.safetensors.")
     if args.engine == "sglang" and not args.python.exists():
         parser.error(f"{args.python} is missing: make sglang-cpu, or name another interpreter with --python.")
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = wide_console()
     try:
         results = _measure(args, console)
     except RuntimeError as error:
@@ -255,11 +240,8 @@ def main() -> int:
         results += [_means(results, staleness) for staleness in args.staleness]
     _add_ratios(results, args.staleness[0])
     console.print(_table(results, args))
-    if args.json:
-        asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-        machine = platform.processor() or platform.machine()
-        record = {"machine": machine, "cores": os.cpu_count(), "load": os.getloadavg(), **asked, "results": results}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    keep(args.json, {**machine(), **asked, "results": results})
     return 0
 
 

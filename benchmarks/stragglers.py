@@ -22,10 +22,7 @@ import argparse
 import asyncio
 import hashlib
 import json
-import os
-import runpy
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -33,17 +30,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from peer import ENVIRONMENT, ROOT
-from rich.console import Console
+from peer import ENVIRONMENT, run_logged, train_here
 from rich.table import Table
-from short import SMALL, parse
+from short import SMALL, parse, table, wide_console
 
 from orchestra_jax.envs.quickstart.environment import QuickstartEpisode
 from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.types import ToolCall, ToolResult
 
-TRAIN = ROOT / "experiments" / "train.py"
 BOOKS = "books.jsonl"
 SETTINGS = (
     "warm_start.steps=0", "evaluation.questions=0", "evaluation.swap_questions=0", "checkpoint.every=1000000",
@@ -52,7 +47,6 @@ SETTINGS = (
     "algorithm.loss.importance_cap=9", "algorithm.advantage.centre=false", "algorithm.group_size=4",
     "algorithm.optimizer.learning_rate=1e-12", "rollout.lockstep=false", "rollout.limits.max_new_tokens=16",
 )  # fmt: skip
-LOG_TAIL = 3000  # characters of a failed run's output that are shown
 
 
 def _train(books: Path, slow_s: float, one_in: int, overrides: list[str]) -> None:
@@ -73,8 +67,7 @@ def _train(books: Path, slow_s: float, one_in: int, overrides: list[str]) -> Non
         return result
 
     QuickstartEpisode.step = slow_step  # type: ignore[method-assign]
-    sys.argv = [str(TRAIN), *overrides]
-    runpy.run_path(str(TRAIN), run_name="__main__")
+    train_here(overrides)
 
 
 def _run(folder: Path, args: argparse.Namespace, oversample: int, staleness: int) -> None:
@@ -87,14 +80,8 @@ def _run(folder: Path, args: argparse.Namespace, oversample: int, staleness: int
         *SETTINGS, *args.overrides,
     ]  # fmt: skip
     tool = [str(folder / BOOKS), str(args.slow_seconds), str(args.one_in)]
-    log = folder.with_name(f"{folder.name}.log")
-    with log.open("w") as output:
-        done = subprocess.run(
-            [sys.executable, __file__, "--train", *tool, *overrides],
-            cwd=ROOT, env=ENVIRONMENT | os.environ, stdout=output, stderr=subprocess.STDOUT, timeout=args.limit_s,
-        )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"A run ended with status {done.returncode}:\n{log.read_text()[-LOG_TAIL:]}")
+    command = [sys.executable, __file__, "--train", *tool, *overrides]
+    run_logged(command, folder.with_name(f"{folder.name}.log"), ENVIRONMENT, args.limit_s)
 
 
 def _read(folder: Path, skip: int) -> dict[str, Any]:
@@ -135,21 +122,20 @@ def _read(folder: Path, skip: int) -> dict[str, Any]:
 
 
 def _table(found: dict[tuple[int, int], dict[str, Any]], args: argparse.Namespace) -> Table:
-    table = Table(
-        title=f"{args.steps} steps of {args.groups} groups, one call in {args.one_in} takes {args.slow_seconds:g} s; "
+    title = (
+        f"{args.steps} steps of {args.groups} groups, one call in {args.one_in} takes {args.slow_seconds:g} s; "
         f"the first {args.skip} steps are not timed"
     )
-    for heading in (
+    made = table(title, [], [
         "oversample", "staleness", "s/step", "rollout s", "carried/step", "oldest", "trained", "calls", "dollars",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right", no_wrap=True)
+    ])  # fmt: skip
     for (oversample, staleness), each in found.items():
-        table.add_row(
+        made.add_row(
             str(oversample), str(staleness), f"{each['seconds']:.2f}", f"{each['rollout']:.2f}",
             f"{each['carried']:.1f}", f"{each['oldest']:.0f}", str(each["trajectories"]), str(each["calls"]),
             f"{float(each['usd']):.6f}",
         )  # fmt: skip
-    return table
+    return made
 
 
 def main() -> int:
@@ -174,7 +160,7 @@ def main() -> int:
         parser.error("--skip must be at least 1 and below --steps.")
     if min(args.oversample) < 1 or max(args.oversample) > args.groups or min(args.staleness) < 1:
         parser.error("--oversample must be 1 to --groups, and --staleness at least 1.")
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = wide_console()
     work, found = Path(tempfile.mkdtemp(prefix="stragglers_")), dict[tuple[int, int], dict[str, Any]]()
     for each in [(0, 0), *((more, old) for more in args.oversample for old in args.staleness)]:
         folder = work / "oversample{}-staleness{}".format(*each)

@@ -11,24 +11,20 @@ replay    lookups of recorded calls per second, beside SQLite's own SELECT (goal
 search    recall@10 against exact search and queries per second of every FAISS index, on the passages of
           ORCHESTRA_DATA and on synthetic vectors, and how often BM25 and the local embedder find a passage
 
-Each part is a file of `_tools/`, runs alone too, and says there what exactly it does. The median is that of the rounds;
-"best" is the fastest of them. Take figures on a machine that does nothing else.
+Each part is a file of `_tools/`, which says what exactly it does; that of search also runs alone. The median is that of
+the rounds; "best" is the fastest of them. Take figures on a machine that does nothing else.
 """
 
 import argparse
 import importlib
-import json
 import math
-import os
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from short import parse
+from short import keep, machine, parse, wide_console
 
 Row = Mapping[str, Any]  # {what, median, best, unit, note}, from each part's measure()
 PARTS = ("sandbox", "replay", "search")
@@ -76,8 +72,8 @@ def main() -> int:
     args = parse(parser, "--rounds", "1", "--vectors", "2000")
     if args.rounds < 1 or args.vectors < 1:
         parser.error("--rounds and --vectors must be at least 1.")
-    console = Console(width=None if sys.stdout.isatty() else 132)
-    load, results, left_out = os.getloadavg(), {}, 0
+    console = wide_console()
+    begun, results, left_out = machine(), {}, 0
     for part in args.only:
         try:
             module = importlib.import_module(f"_tools.{part}")
@@ -96,9 +92,7 @@ def main() -> int:
             part: [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
             for part, rows in results.items()
         }
-        machine = platform.processor() or platform.machine()
-        record = {"machine": machine, "cores": os.cpu_count(), "load": load, "rounds": args.rounds, "parts": kept}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        keep(args.json, {**begun, "rounds": args.rounds, "parts": kept})
     return 1 if left_out else 0
 
 

@@ -11,9 +11,7 @@ The first step's loss and gradient norm must agree between the peers, or the run
 """
 
 import argparse
-import json
 import os
-import platform
 import re
 import statistics
 import sys
@@ -23,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from peer import HERE, OURS, TORCH, TUNIX, Peer, Worker, take_turns
+from peer import HERE, OURS, TORCH, TUNIX, Peer, Worker, save_model, take_turns
 from rich.console import Console
 from rich.table import Table
-from short import parse
+from short import keep, machine, parse, table, wide_console
 
 SHAPES = ("small:16x64+128:1024", "tiny:16x64+128:32768", "small:8x64+448:1024", "tiny:8x64+448:32768")
 GROUP = 8
@@ -71,21 +69,12 @@ def _peers(vocab_block: int) -> dict[str, Peer]:
 
 def _write_shape(shape: Shape, folder: Path) -> int:
     """Checkpoint and batch of a shape, for all peers; returns the number of parameters."""
-    import jax
-
-    from orchestra_jax.models.checkpoint import safetensors
-    from orchestra_jax.models.decoder import init_params
-    from orchestra_jax.models.qwen3 import Qwen3Config
-    from orchestra_jax.models.sizes import num_params
-
     sys.path.insert(0, str(HERE / "_peers"))
     from worker import Batch
 
-    # Tunix's Qwen3 rotates with base 1e6 whatever its configuration says.
-    config = Qwen3Config.preset(shape.model, vocab_size=shape.vocab, rope_theta=1e6)
-    safetensors.save(folder, config, init_params(config, jax.random.key(0)))
+    params = save_model(folder, shape.model, shape.vocab)
     Batch.make(shape.rows, shape.prompt, shape.response, shape.vocab, GROUP).save(folder)
-    return num_params(config)
+    return params
 
 
 def _measure(shape: Shape, peers: Sequence[Peer], rounds: int, core: int, console: Console) -> dict[str, Any]:
@@ -125,14 +114,15 @@ def _disagreement(result: Mapping[str, Any]) -> str | None:
 
 
 def _table(result: Mapping[str, Any], rounds: int) -> Table:
-    table = Table(title=f"{result['shape']}, {result['params'] / 1e6:.1f} M parameters, {rounds} rounds")
-    table.add_column("step")
-    for heading in ("CPU s, median", "range", "to ours, same work", "wall s", "first step s", "peak GiB"):
-        table.add_column(heading, justify="right")
+    made = table(
+        f"{result['shape']}, {result['params'] / 1e6:.1f} M parameters, {rounds} rounds",
+        ["step"],
+        ["CPU s, median", "range", "to ours, same work", "wall s", "first step s", "peak GiB"],
+    )
     peers = result["peers"]
     base = next((row["cpu_s"] for name, row in peers.items() if name.endswith("same work")), None)
     for name, row in peers.items():
-        table.add_row(
+        made.add_row(
             name,
             f"{row['cpu_s']:.3f}",
             "{:.3f}-{:.3f}".format(*row["cpu_s_range"]),
@@ -141,7 +131,7 @@ def _table(result: Mapping[str, Any], rounds: int) -> Table:
             f"{row['first_step_s']:.1f}",
             f"{row['peak_rss_gib']:.2f}",
         )
-    return table
+    return made
 
 
 NOTES = """A ratio above 1 is slower than our same-work step.
@@ -165,7 +155,7 @@ def main() -> int:
     if args.rounds < 1:
         parser.error("--rounds must be at least 1.")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = wide_console()
     wanted = [peer for key, peer in _peers(args.vocab_block).items() if key in args.peers and peer.is_there(console)]
     if not wanted:
         parser.error("no environment of any of the peers is there.")
@@ -174,9 +164,7 @@ def main() -> int:
         results.append(_measure(shape, wanted, args.rounds, args.core, console))
         console.print(_table(results[-1], args.rounds))
     console.print(NOTES, highlight=False, soft_wrap=True)
-    if args.json:
-        record = {"machine": platform.processor() or platform.machine(), "load": os.getloadavg(), "results": results}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    keep(args.json, {**machine(), "results": results})
     wrong = [text for text in map(_disagreement, results) if text]
     for text in wrong:
         console.print(f"[red]The peers did not do the same work: {text}[/red]", highlight=False)

@@ -19,9 +19,7 @@ turn matrices block by block, and as it was before: one file after the other, ea
 import argparse
 import asyncio
 import filecmp
-import json
 import os
-import platform
 import resource
 import shutil
 import statistics
@@ -34,7 +32,7 @@ from typing import Any
 from peer import ROOT
 from rich.console import Console
 from rich.table import Table
-from short import parse
+from short import keep, machine, parse, table, wide_console
 
 PATHS = {
     "memory": "folder in shared memory",
@@ -236,13 +234,10 @@ def _table(result: Mapping[str, Any]) -> Table:
     title = (
         f"{result['model']}, {result['params'] / 1e6:.1f} M parameters in {result['dtype']}, median of {count} (range)"
     )
-    table = Table(title=title)
-    table.add_column("path", overflow="fold")
-    for heading in ("seconds", "range", "pause s", "MB/s", "our CPU s", "added GiB", "server GiB"):
-        table.add_column(heading, justify="right")
+    made = table(title, ["path"], ["seconds", "range", "pause s", "MB/s", "our CPU s", "added GiB", "server GiB"])
     for key, found in rounds.items():
         seconds = [one["seconds"] for one in found]
-        table.add_row(
+        made.add_row(
             PATHS[key],
             f"{statistics.median(seconds):.3f}",
             f"{min(seconds):.3f}-{max(seconds):.3f}",
@@ -252,7 +247,7 @@ def _table(result: Mapping[str, Any]) -> Table:
             f"{max(one['added_gib'] for one in found):.2f}",
             f"{max(one['server_gib'] for one in found):.2f}",
         )
-    return table
+    return made
 
 
 def main() -> int:
@@ -273,7 +268,7 @@ def main() -> int:
     args = parse(parser, "--model", "tiny", "--vocab", "1024", "--rounds", "1")
     if args.rounds < 1:
         parser.error("--rounds must be at least 1.")
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = wide_console()
     if not args.write_only and not args.python.exists():
         console.print(f"{args.python} is missing: make .venv-sglang, or name another interpreter with --python.")
         return 1
@@ -284,10 +279,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="weight_update_", dir=args.folder) as name:
             result = _measure(args, Path(name), console)
         console.print(_table(result))
-    if args.json:
-        machine = platform.processor() or platform.machine()
-        record = {"machine": machine, "cores": os.cpu_count(), "load": os.getloadavg(), **result}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    keep(args.json, {**machine(), **result})
     return 0
 
 

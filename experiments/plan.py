@@ -22,9 +22,8 @@ def main(config: "DictConfig") -> None:
     """Plan the composed config."""
     from hydra.core.hydra_config import HydraConfig
 
-    from orchestra_jax.config import cli
+    from orchestra_jax.config import cli, from_run
     from orchestra_jax.config.placing import placed
-    from orchestra_jax.config.schema import ConfigError
 
     config, told = placed(config, HydraConfig.get().overrides.task)
     if told:
@@ -32,10 +31,8 @@ def main(config: "DictConfig") -> None:
     cfg = cli.configure(config)
     from orchestra_jax.planning.report import run  # only now: a mistake needs no JAX
 
-    try:
+    with from_run.one_sentence():
         run(cfg)
-    except ConfigError as error:
-        cli.end(str(error))  # raised further, Hydra would put a line of its own above the sentence
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Recorded calls: lookups per second, and eight processes that write one file.
 
-    .venv/bin/python benchmarks/_tools/replay.py
-    .venv/bin/python benchmarks/_tools/replay.py --rounds 5 --json out.json
+    .venv/bin/python benchmarks/tools.py --only replay
 
 A call has a prompt of 1 kB and an answer of 1 kB with one ledger row. `Replay.call` is what a tool awaits: it makes the
 key, reads the row and decodes it. The file was just written, so it is in the page cache. A lookup is beside two things
@@ -9,9 +8,7 @@ it cannot be faster than: SQLite's own SELECT of the same rows, and the SHA-256 
 processes of their own; each waits for a call to be on disk (fsync) before it makes the next 4 at a time.
 """
 
-import argparse
 import asyncio
-import json
 import sqlite3
 import statistics
 import subprocess
@@ -79,7 +76,7 @@ async def record(file: Path, numbers: list[str]) -> None:
 def writers(file: Path) -> tuple[float, int]:
     """(rows per second, rows lost) of eight processes that start at once on a file that is not there yet."""
     started = time.perf_counter()
-    command = [sys.executable, __file__, "--write", str(file)]
+    command = [sys.executable, __file__, str(file)]
     processes = [subprocess.Popen([*command, f"w{number}"]) for number in range(WRITERS)]
     for process in processes:
         if process.wait():
@@ -127,22 +124,5 @@ async def record_all(file: Path) -> None:
     replay.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--write", nargs=2, metavar=("FILE", "NAME"), help=argparse.SUPPRESS)  # a writer's own process
-    options = parser.parse_args()
-    if options.write:
-        file, name = options.write
-        asyncio.run(record(Path(file), [f"{name}-{call}" for call in range(WRITES)]))
-        return
-    rows = measure(options.rounds)
-    for row in rows:
-        print(f"{row['what']:22} {row['median']:10,.0f}{row['unit']}  best {row['best']:10,.0f}  {row['note']}")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # a writer's own process
+    asyncio.run(record(Path(sys.argv[1]), [f"{sys.argv[2]}-{call}" for call in range(WRITES)]))

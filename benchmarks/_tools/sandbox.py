@@ -1,6 +1,6 @@
 """Short Python snippets: our sandbox, a new `python` for each, and a warm Jupyter kernel, in turns.
 
-    .venv/bin/python benchmarks/_tools/sandbox.py [--rounds 5]
+    .venv/bin/python benchmarks/tools.py --only sandbox
 
 Every round runs a snippet again and again, one at a time for the milliseconds of one, then two at a time for executions
 per second, and checks every answer. The order changes from round to round. A bare `python` and the kernel isolate
@@ -11,7 +11,6 @@ The kernel has an environment of its own:
     python3.11 -m venv .venv-jupyter && .venv-jupyter/bin/pip install jupyter_client ipykernel numpy
 """
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -23,9 +22,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from orchestra_jax.tools.python.isolation import why_not
 from orchestra_jax.tools.python.sandbox import PythonSandbox
@@ -141,16 +137,3 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 def _run(open_: Callable[[], Any], snippet: tuple[str, str], count: int) -> Figures:
     return asyncio.run(contest(open_, snippet, count))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5)
-    table = Table("", "median", "best", "unit", "note")
-    for row in measure(parser.parse_args().rounds):
-        table.add_row(row["what"], f"{row['median']:.2f}", f"{row['best']:.2f}", row["unit"], row["note"])
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 
 from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode
-from orchestra_jax.config.ranges import broken_rules, range_problem, shown
+from orchestra_jax.config.ranges import range_problem, shown
 from orchestra_jax.config.rollout import ServerOptions
 from orchestra_jax.config.schema import ConfigError, LoraConfig, RunConfig, WorldConfig
 from orchestra_jax.config.tools import ExpertServer
@@ -39,9 +39,7 @@ def load(config: DictConfig, output_dir: str | None = None) -> RunConfig:
 
 def problems(config: RunConfig) -> list[str]:
     """Return one sentence, with the fix, for all settings that do not fit each other; read no file."""
-    leaves = config.name.startswith("/") or ".." in config.name.split("/")
-    found = broken_rules((leaves, f"name={shown(config.name)} leaves outputs/: set output_dir=FOLDER instead."))
-    found += _core_problems(config)
+    found = list(_core_problems(config))
     tools, rollout = config.tools, config.rollout
     # The rules of a plug-in are loaded only by a run that sets something of it.
     if config.model.lora != LoraConfig():
@@ -72,61 +70,50 @@ def problems(config: RunConfig) -> list[str]:
     return found
 
 
-def _core_problems(config: RunConfig) -> list[str]:
-    """Return what does not fit among the settings that every run has."""
+def _core_problems(config: RunConfig) -> Iterator[str]:
+    """Yield what does not fit among the settings that every run has."""
     algorithm, rollout, factors = config.algorithm, config.rollout, config.pricing.randomise
     limits, longest = rollout.limits, rollout.limits.max_length
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     samples, shared = algorithm.tasks_per_step * algorithm.group_size, config.data.preferences_per_question
     menus = {"tools.menu": config.tools.menu, "tools.evaluation.menu": config.tools.evaluation.menu}
-    return broken_rules(
-        (
-            sizes.count(-1) > 1 or 0 in sizes,
-            f"mesh {sizes} must have sizes >= 1 and at most one -1 (all devices left): change mesh.*.",
-        ),
-        (
-            samples % algorithm.minibatches > 0,
+    if config.name.startswith("/") or ".." in config.name.split("/"):
+        yield f"name={shown(config.name)} leaves outputs/: set output_dir=FOLDER instead."
+    if sizes.count(-1) > 1 or 0 in sizes:
+        yield f"mesh {sizes} must have sizes >= 1 and at most one -1 (all devices left): change mesh.*."
+    if samples % algorithm.minibatches:
+        yield (
             f"algorithm.minibatches={algorithm.minibatches} must divide the {samples} samples of a step "
-            "(tasks_per_step * group_size): change one of them.",
-        ),
-        (
-            algorithm.tasks_per_step % shared > 0,
+            "(tasks_per_step * group_size): change one of them."
+        )
+    if algorithm.tasks_per_step % shared:
+        yield (
             f"data.preferences_per_question={shared} must divide algorithm.tasks_per_step={algorithm.tasks_per_step}: "
-            "change one of them.",
-        ),
-        (
-            algorithm.packing and (algorithm.row_length or longest) < longest,
+            "change one of them."
+        )
+    if algorithm.packing and (algorithm.row_length or longest) < longest:
+        yield (
             f"algorithm.row_length={algorithm.row_length} does not hold a trajectory of rollout.limits.max_length="
-            f"{longest}: make it at least as long, or null.",
-        ),
-        (
-            limits.max_new_tokens >= longest,
+            f"{longest}: make it at least as long, or null."
+        )
+    if limits.max_new_tokens >= longest:
+        yield (
             f"rollout.limits.max_new_tokens={limits.max_new_tokens} leaves no room for a prompt: "
-            f"make it smaller than rollout.limits.max_length={longest}.",
-        ),
-        (
-            rollout.engine is EngineName.embedded
-            and rollout.lockstep
-            and bool(rollout.max_staleness or rollout.spare_groups),
+            f"make it smaller than rollout.limits.max_length={longest}."
+        )
+    runs_ahead = rollout.max_staleness or rollout.spare_groups
+    if rollout.engine is EngineName.embedded and rollout.lockstep and runs_ahead:
+        yield (
             "rollout.lockstep makes the engine wait for all trajectories, so none can run ahead: set "
-            "rollout.lockstep=false, or rollout.max_staleness=0 and rollout.spare_groups=0.",
-        ),
-        *(
-            (
-                menu.most is not None and menu.most < menu.fewest,
-                f"{key}.most={menu.most} must be at least {key}.fewest={menu.fewest}.",
-            )
-            for key, menu in menus.items()
-        ),
-        (
-            factors.low > factors.high,
-            f"pricing.randomise.low={factors.low} must be at most pricing.randomise.high={factors.high}.",
-        ),
-        (
-            config.replay.mode is not ReplayMode.off and not config.replay.path,
-            f"replay.mode={config.replay.mode} needs a file: set replay.path=FILE.db.",
-        ),
-    )
+            "rollout.lockstep=false, or rollout.max_staleness=0 and rollout.spare_groups=0."
+        )
+    for key, menu in menus.items():
+        if menu.most is not None and menu.most < menu.fewest:
+            yield f"{key}.most={menu.most} must be at least {key}.fewest={menu.fewest}."
+    if factors.low > factors.high:
+        yield f"pricing.randomise.low={factors.low} must be at most pricing.randomise.high={factors.high}."
+    if config.replay.mode is not ReplayMode.off and not config.replay.path:
+        yield f"replay.mode={config.replay.mode} needs a file: set replay.path=FILE.db."
 
 
 def missing(config: WorldConfig) -> list[str]:

@@ -12,7 +12,6 @@ def run(main: Callable[[Any], None], about: str | None, config: str = "config", 
     """Run a script whose settings Hydra composes, or print its help.
 
     Args:
-        main: takes the composed config.
         about: the script's docstring.
         config: what is composed: a file of conf/.
         flags: settings that have a flag of their own.

@@ -100,7 +100,6 @@ def settings(config: DictConfig, given: Sequence[str], output_dir: str) -> tuple
     """Return the settings of an evaluation, and the run whose record they start from.
 
     Args:
-        config: composed settings.
         given: words of the command line that they are composed from.
         output_dir: folder of the command; the run in it is evaluated if no policy is named.
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode
-from orchestra_jax.config.ranges import broken_rules, shown
+from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.config.tools import ToolsConfig
 
@@ -14,29 +14,25 @@ _HUB = ("model.", "data.", "tools.search.index")  # what may be named by its id 
 def missing_inputs(config: WorldConfig) -> list[str]:
     """Return one sentence, with the fix, for everything that the run needs and that is not named, or not there."""
     model, data, tools = config.model, config.data, config.tools
-    live = config.replay.mode is not ReplayMode.replay
-    size = model.preset.removeprefix("qwen3-")
-    released = f"Qwen/Qwen3-{shown(size.upper())}" if size != model.preset else "Qwen/Qwen3-0.6B"
-    trained = {source.source for source in data.training()}
-    found = broken_rules(
-        (
-            model.path is None and not model.random_init,
+    live, found = config.replay.mode is not ReplayMode.replay, list[str]()
+    if model.path is None and not model.random_init:
+        size = model.preset.removeprefix("qwen3-")
+        released = f"Qwen/Qwen3-{shown(size.upper())}" if size != model.preset else "Qwen/Qwen3-0.6B"
+        found.append(
             f"The policy {shown(model.preset)} has no weights: set model.path={released} (or another id on the Hugging "
-            "Face hub), model.path=FOLDER (config.json and *.safetensors), or model.random_init=true.",
-        ),
-        (
-            config.evaluation.questions > 0
-            and data.eval_path is None
-            and data.eval_source not in (QuestionFormat.auto, *trained),
+            "Face hub), model.path=FOLDER (config.json and *.safetensors), or model.random_init=true."
+        )
+    known = (QuestionFormat.auto, *(source.source for source in data.training()))
+    if config.evaluation.questions > 0 and data.eval_path is None and data.eval_source not in known:
+        found.append(
             f"The questions of data.eval_source={data.eval_source} are not named: set data.eval_path=FILE, or "
-            "data.eval_source=auto to evaluate on data.eval_questions of the training questions, which are held out.",
-        ),
-        (
-            bool(tools.opened.experts) and not tools.server.url and not tools.experts_file and live,
+            "data.eval_source=auto to evaluate on data.eval_questions of the training questions, which are held out."
+        )
+    if tools.opened.experts and not tools.server.url and not tools.experts_file and live:
+        found.append(
             "tools.experts need a server: set tools.server.url=http://HOST:PORT/v1 or tools.experts_file=FILE, or "
-            "tools=offline.",
-        ),
-    )
+            "tools=offline."
+        )
     made = {"model.path": ", or make it with `make smollm2`"} if model.preset == "smollm2-135m" else {}
     return found + [
         f"{key}={shown(path)} is not there: set {key}{made.get(key, '')}."

@@ -25,7 +25,6 @@ def placed(config: DictConfig, given: Sequence[str]) -> tuple[DictConfig, str]:
     experiment says where servers are. The other placements need something that only the user knows.
 
     Args:
-        config: composed settings.
         given: words of the command line that they are composed from.
     """
     words = parsed(given)

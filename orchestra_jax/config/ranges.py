@@ -93,11 +93,6 @@ def unknown_choice(key: str, value: str, choices: list[Any]) -> str:
     return f"{key}={shown(value)} is unknown: use {f'{near[0]}, or ' if near else ''}one of {', '.join(choices)}."
 
 
-def broken_rules(*rules: tuple[bool, str]) -> list[str]:
-    """Return the sentences of the rules that are broken, from pairs of "it is broken" and its sentence."""
-    return [sentence for broken, sentence in rules if broken]
-
-
 def range_problem(key: str, value: Any, rule: Mapping[str, Any]) -> str | None:
     """Return the sentence for a value that breaks the rule of its field, or None; the value None is always allowed.
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
-from orchestra_jax.evaluation.group_files import ARRAYS, NUMBERS, SUFFIX, Scores, StoredGroup, step_of
+from orchestra_jax.evaluation.group_files import ARRAYS, NUMBERS, SUFFIX, StoredGroup, step_of
 from orchestra_jax.io.whole import write_whole
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
@@ -67,7 +67,8 @@ def decode_task(record: Mapping[str, Any]) -> Task:
 
 def _group(record: Mapping[str, Any]) -> StoredGroup:
     whole = decode_task(record["task"])
-    learner = tuple(_scores(member.get("learner")) for member in record["members"])
+    texts = [member.get("learner") for member in record["members"]]
+    learner = tuple(None if scores is None else tuple(map(_unpacked, scores)) for scores in texts)
     return StoredGroup(
         step=record["step"],
         group=record["group"],
@@ -77,10 +78,6 @@ def _group(record: Mapping[str, Any]) -> StoredGroup:
         kept=record["kept"],
         learner=learner if any(scores is not None for scores in learner) else (),
     )
-
-
-def _scores(texts: Sequence[str] | None) -> Scores | None:
-    return None if texts is None else tuple(map(_unpacked, texts))
 
 
 def _unpacked(text: str) -> tuple[Any, ...]:
@@ -125,10 +122,8 @@ def take_over(path: Path, rest: Path, policy: str, keys: Sequence[str], tasks: S
 
     Args:
         path: file written by `trajectory_files.TrajectoryFile`.
-        rest: file beside it.
         policy: mark of the policy in the files.
         keys: marks of the tasks, in their order.
-        tasks: the tasks.
         samples: of each task.
     """
     places, found, others = {key: place for place, key in enumerate(keys)}, Kept(), dict[bytes, None]()

@@ -38,7 +38,6 @@ class Work:
     """Samples of the tasks of a benchmark or its part, for a policy or script to play.
 
     Attributes:
-        folder: name of the folder of the trajectories.
         identity: tells the player's weights from others'; None: earlier trajectories are not taken over.
         model: the name of the policy's own model, if it is known.
     """

@@ -20,7 +20,6 @@ class TrajectoryFile:
     Args:
         policy: tells this policy and its sampling from others; None: earlier trajectories are not taken over.
         tasks: in the order in which they are numbered.
-        samples: of each task.
         model: the name of the policy's own model, None if it is not known.
 
     Attributes:

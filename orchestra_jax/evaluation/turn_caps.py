@@ -76,7 +76,6 @@ def cut(trajectory: Trajectory, limits: RolloutLimits) -> Trajectory:
     A trajectory that failed for infrastructure reasons failed under every cap that lets it come to that turn.
 
     Args:
-        trajectory: played under wider limits.
         limits: they differ from those in turns and calls only.
     """
     terminal = {spec.name for spec in trajectory.task.tools if spec.terminal}
@@ -149,7 +148,6 @@ def draw_turn_caps(rows: Sequence[Row], directory: Path) -> Path:
 
     Args:
         rows: of `terminal.cap_rows`, labelled "BENCHMARK, N turns".
-        directory: an existing folder.
     """
     from orchestra_jax.evaluation.canvas import COLOURS, DPI, FAINT, blank, headline, panel  # matplotlib takes a second
 

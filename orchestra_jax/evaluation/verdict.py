@@ -65,7 +65,6 @@ def sentences(
     """Return the figures of both on the same questions, and what they mean.
 
     Args:
-        model: name of the rival's model.
         wished: whether users said what they want beside being right, such as a low cost.
     """
     (right, cents), (other_right, other_cents) = _means(policy), _means(rival)

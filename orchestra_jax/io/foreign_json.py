@@ -47,7 +47,6 @@ def own_file(file: Path, folder: Path | None = None) -> Path:
     """Return a file of a folder from outside; raise Unreadable if a symbolic link leads out of the folder.
 
     Args:
-        file: the file.
         folder: the folder; None: the one in which the file lies.
     """
     if not file.resolve().is_relative_to((folder or file.parent).resolve()):

@@ -64,9 +64,7 @@ class Response:
     """A server's answer of any status.
 
     Attributes:
-        status: HTTP status.
         headers: by name, in any case.
-        content: the body.
     """
 
     status: int

@@ -17,7 +17,6 @@ class TemporaryFolder:
     """A new folder, removed by `remove`, with this object or at the end of the program.
 
     Attributes:
-        path: of the folder.
         remove: removes it; more than once is harmless.
 
     Args:

@@ -1,6 +1,7 @@
 """An answer and its calls, and how they are written in terminals and reasoning deltas."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,7 @@ class CallStep:
 
     Attributes:
         number: its place among the calls of the answer, from 0.
-        tool: name of the tool on the menu.
-        arguments: what the policy gave it.
         result: what the tool said; None while the call is under way.
-        usd: dollars that it cost.
-        seconds: seconds that it took.
         refused: whether it was not carried out: an unknown tool, bad arguments, or no budget.
         model: name of the model that answered, where it is not the tool's: a menu may call it by a letter.
     """
@@ -47,7 +44,6 @@ class Answer:
         limit: the limit of the request that ended it, "max_usd" or "max_seconds"; else "".
         cost_usd: dollars of all calls and of the policy's own tokens, as an evaluation counts them.
         seconds: seconds of work, as an evaluation counts them: parallel calls once, waits for a place never.
-        calls: calls of tools, in order.
         tool_calls: calls of the caller's own tools, which end the answer; ask again with their results.
         ledger: rows of every call and of the policy's own turns, as far as it came.
         trajectory: all that training would keep, token ids included; None where a limit of the request ended it.
@@ -90,6 +86,11 @@ def arguments(step: CallStep) -> str:
     text = str(values[0]) if alone else json.dumps(step.arguments) if values else ""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
+
+
+def tell(words: str) -> None:
+    """Print words to whoever runs the command; standard output is for answers."""
+    print(words, file=sys.stderr, flush=True)
 
 
 def dollars(usd: float) -> str:

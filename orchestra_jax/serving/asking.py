@@ -39,7 +39,6 @@ class Surroundings:
     """The messages and tools around a question.
 
     Attributes:
-        before: messages before it.
         after: messages after it: calls of the caller's tools, and their results.
         tools: tools of the caller, beside those of the world.
     """

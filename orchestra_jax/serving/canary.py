@@ -20,9 +20,6 @@ class Canary:
     A conversation stays with one of them: its opening, the words before the first answer, decides, on every server
     alike. An answer that has begun ends under the weights that began it.
 
-    Args:
-        share: share of the conversations that the new policy answers.
-
     Raises:
         ConfigError: there can be no canary.
     """
@@ -80,12 +77,10 @@ class Canary:
 
 def _place(asked: ChatRequest, key: Key | None) -> float:
     """Return a number from 0 to 1 that a conversation keeps while it grows, evenly spread over conversations."""
-    texts = [message["content"] for message in itertools.takewhile(_of_user, asked.options["history"])]
-    if len(texts) == len(asked.options["history"]):
+    history = asked.options["history"]
+    opening = itertools.takewhile(lambda message: message["role"] == "user", history)
+    texts = [message["content"] for message in opening]
+    if len(texts) == len(history):
         texts.append(asked.question)
     words = repr((None if key is None else key.number, texts))
     return int.from_bytes(hashlib.sha256(words.encode("utf-8", "replace")).digest()[:8]) / 2**64
-
-
-def _of_user(message: dict[str, object]) -> bool:
-    return message["role"] == "user"

@@ -30,12 +30,8 @@ def card(run: Path, name: str, licence: str | None, cfg: WorldConfig, environmen
     """Return the card.
 
     Args:
-        run: folder of the run.
-        name: id that the policy gets on the hub.
         licence: its licence, as the hub writes it; None: the card says that there is none.
         cfg: settings in force for an evaluation of the run.
-        environment: the world of the run.
-        folder: folder of the weights that are pushed.
 
     Raises:
         ConfigError: the run has no record.

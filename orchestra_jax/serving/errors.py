@@ -11,10 +11,7 @@ class RequestError(Exception):
     """A request that is not answered.
 
     Attributes:
-        status: HTTP status.
-        kind: type of the error in the API.
         code: what programs tell errors apart by.
-        param: field that is wrong.
         retry_s: seconds after which to try again.
         request: id of the request, where it was asked; feedback may name it.
     """

@@ -29,9 +29,7 @@ class Feedback:
     """Words of a user on an answer.
 
     Attributes:
-        request: id of the answer.
         score: from 0, wrong, to 1, right.
-        correct: the right answer.
     """
 
     request: str

@@ -20,7 +20,6 @@ class Follower:
     """Looks for other weights in a folder.
 
     Args:
-        orchestrator: what takes them up.
         folder: folder of a run, whose exported policy is taken, or of a checkpoint.
     """
 

@@ -44,7 +44,6 @@ class KeptWorld(Environment):
 
     Attributes:
         of: names of the environments (env.name) whose served answers it trains on.
-        path: database of servers.
     """
 
     of: ClassVar[Sequence[str]] = ()

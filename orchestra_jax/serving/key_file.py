@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from sqlalchemy import Connection, insert, select, update
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.io.foreign_yaml import read_yaml
 from orchestra_jax.io.untrusted import Unreadable
+from orchestra_jax.serving.answers import tell
 from orchestra_jax.serving.database import FILE_KEYS, KEYS, ServerDatabase
 from orchestra_jax.serving.keys import digest, limits
 
@@ -137,14 +137,14 @@ class KeyFile:
                 continue
             try:
                 await asyncio.to_thread(self._take)
-                _tell(f"Takes up the keys of {self._file}.")
+                tell(f"Takes up the keys of {self._file}.")
             except (ConfigError, OSError) as error:
-                _tell(f"Goes on with the keys as they were. {error}")
+                tell(f"Goes on with the keys as they were. {error}")
             self._seen = mark
 
     def _take(self) -> None:
         if ended := take_keys(self._database, read_key_file(self._file)):
-            _tell(f"Keys that were ended stay so: {', '.join(ended)}. Give these names new keys, or remove them.")
+            tell(f"Keys that were ended stay so: {', '.join(ended)}. Give these names new keys, or remove them.")
 
 
 def _mark(file: Path) -> tuple[int, ...]:
@@ -154,7 +154,3 @@ def _mark(file: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _tell(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)

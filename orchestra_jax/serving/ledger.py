@@ -130,9 +130,7 @@ class ServedPurse(Purse):
     """The money of one request of a key, and its row in the database.
 
     Args:
-        limits: budget of all servers of the database.
         policy: names the weights that answer.
-        before: messages before the question.
         temperature: temperature of sampling, where it is known.
         keep: whether these, task and trajectory are kept.
         told: is told what the request cost, however it ended.

@@ -64,10 +64,7 @@ class OpenPolicy:
         subject: the policy, with the settings in force.
         environment: the world of the run, which is also an `AskableWorld`.
         chat: chat format of a policy that our engines sample.
-        engine: what speaks for the policy.
-        loop: event loop of all of them.
         money: budget of all questions in this folder, those of earlier starts included.
-        folder: folder of the bill and of the requests.
     """
 
     subject: Subject

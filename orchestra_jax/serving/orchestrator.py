@@ -62,7 +62,6 @@ class Orchestrator:
         ('59', 0.06, ['calculator'])
 
     Attributes:
-        name: name of the model that it is.
         wishes: what a user may name in a word, such as "cheap", and the sentence that it stands for.
         folder: folder of spent.jsonl, the bill.
         policy: a name for the weights that answer, which no others have.

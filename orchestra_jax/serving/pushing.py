@@ -100,7 +100,6 @@ def _merge(subject: Subject, run: Path) -> Path:
 
 
 def _upload(folder: Path, name: str, *, private: bool) -> str:
-    """Upload a folder; return the address of its repository."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 

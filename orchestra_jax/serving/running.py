@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestra_jax.config.exit_status import INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.serving import wire
+from orchestra_jax.serving.answers import tell
 from orchestra_jax.serving.following import Follower
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
@@ -45,7 +45,6 @@ def serve(
         address: address of the database; None: a file in the folder.
         follow: folder of a run or checkpoint, whose other weights are taken up.
         canary: share of the conversations that they answer; None: all.
-        keys: file of keys.
     """
     try:
         with handling(end_now), contextlib.ExitStack() as parts:
@@ -71,7 +70,8 @@ def serve(
             allowed = ServerLimits(
                 **limits,
                 under_way=2 * orchestrator.slots,
-                body=_body_limit(orchestrator.max_length),
+                # What is longer than the context need not be read and tokenised.
+                body=min(wire.MOST_BYTES, (64 << 10) + 16 * orchestrator.max_length),
                 key=os.environ.get(KEY) or None,
                 hosts=_LOOPBACK if host in _LOOPBACK else ("*",),
             )
@@ -87,15 +87,10 @@ def serve(
     except KeyboardInterrupt:  # before it served
         return INTERRUPTED
     except ConfigError as error:
-        _tell(str(error))
+        tell(str(error))
         return USAGE_ERROR
-    _tell("Ended; everything is closed.")
+    tell("Ended; everything is closed.")
     return 0
-
-
-def _body_limit(tokens: int) -> int:
-    """Return the most bytes of a request: what is longer than the context need not be read and tokenised."""
-    return min(wire.MOST_BYTES, (64 << 10) + 16 * tokens)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -140,7 +135,7 @@ async def _served(
         loop.add_signal_handler(number, stop)
     shown = f"[{host}]" if ":" in host else host
     needed = "with" if server.keys.read().needed else "without"
-    _tell(
+    tell(
         f"Serves {server.orchestrator.name} at http://{shown}:{listening.getsockname()[1]}/v1 "
         f"({needed} keys); requests in {server.database.shown}. Ctrl-C ends it."
     )
@@ -158,7 +153,3 @@ async def _forget(server: "ChatServer") -> None:
         with contextlib.suppress(OSError):  # the next hour tries again
             await asyncio.wrap_future(forget(server.database, server.limits.keep_days))
         await asyncio.sleep(_HOUR_S)
-
-
-def _tell(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)

@@ -237,7 +237,6 @@ class ChatServer:
         return asked
 
     def _purse(self, asked: ChatRequest, key: Key | None, policy: str) -> ServedPurse:
-        """Return the money of a request."""
         kept, budget = self.limits.keep_days > 0 and asked.keep, self.orchestrator.budget
         name, said = asked.options["request_id"], (asked.options["history"], asked.options["temperature"])
         told = self.metrics.dollars.labels(policy).inc

@@ -9,7 +9,7 @@ from orchestra_jax.config.exit_status import HALTED, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Message
 from orchestra_jax.money.budgets import BudgetExceeded
-from orchestra_jax.serving.answers import Answer, CallStep, told
+from orchestra_jax.serving.answers import Answer, CallStep, tell, told
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
 from orchestra_jax.training.stopping import end_now, handling
@@ -36,7 +36,7 @@ def chat(policy: str, settings: Sequence[str], limits: Mapping[str, Any]) -> int
     """Answer lines of standard input until it ends; return the status to exit with."""
 
     def work(orchestrator: Orchestrator) -> int:
-        _tell(f"{_HELP}\nWishes: {', '.join(orchestrator.wishes)}, or a sentence of your own.")
+        tell(f"{_HELP}\nWishes: {', '.join(orchestrator.wishes)}, or a sentence of your own.")
         history, wish, spent = list[Message](), limits["wish"], 0.0
         while (line := _read_line()) is not None:
             command, _, words = line.partition(" ")
@@ -45,15 +45,15 @@ def chat(policy: str, settings: Sequence[str], limits: Mapping[str, Any]) -> int
             elif command == "/new":
                 history.clear()
             elif command.startswith("/"):
-                _tell(_HELP)
+                tell(_HELP)
             elif line:
                 try:
                     found = _streamed(orchestrator, line, {**limits, "wish": wish, "history": history})
                 except ValueError as error:
-                    _tell(str(error))
+                    tell(str(error))
                     continue
                 spent += found.cost_usd
-                _tell(f"{found.trace}; ${spent:.4f} in all")
+                tell(f"{found.trace}; ${spent:.4f} in all")
                 if found.answer is not None:
                     history += [{"role": "user", "content": line}, {"role": "assistant", "content": found.answer}]
         return 0
@@ -67,13 +67,13 @@ def _opened(policy: str, settings: Sequence[str], work: Callable[[Orchestrator],
         with handling(end_now), Orchestrator.load(policy, *settings) as orchestrator:
             return work(orchestrator)
     except KeyboardInterrupt:
-        _tell("Stopped; everything is closed.")
+        tell("Stopped; everything is closed.")
         return INTERRUPTED
     except (BudgetExceeded, OutOfTime, ReplayMiss) as error:
-        _tell(str(error))
+        tell(str(error))
         return HALTED
     except (ConfigError, ValueError) as error:
-        _tell(str(error))
+        tell(str(error))
         return USAGE_ERROR
 
 
@@ -85,10 +85,10 @@ def _streamed(orchestrator: Orchestrator, question: str, options: Mapping[str, A
             sys.stderr.flush()
         elif isinstance(step, Answer):
             if step.answer is None:
-                _tell(f"There is no answer: {step.reason.rstrip('.')}.")
+                tell(f"There is no answer: {step.reason.rstrip('.')}.")
             elif _lacks_money(step):
-                _tell("No call was made: each costs more than is left of --max-usd or of a budget; raise it.")
-                _tell(f"Without one the policy says: {step.answer}")
+                tell("No call was made: each costs more than is left of --max-usd or of a budget; raise it.")
+                tell(f"Without one the policy says: {step.answer}")
             else:
                 print(step.answer, flush=True)
             return step
@@ -104,7 +104,3 @@ def _read_line() -> str | None:
     with contextlib.suppress(EOFError):
         return input("> " if sys.stdin.isatty() else "").strip()
     return None
-
-
-def _tell(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)

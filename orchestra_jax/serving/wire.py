@@ -48,7 +48,6 @@ class ChatRequest:
 
     Attributes:
         model: name of the model as it was asked for.
-        question: the last message of the user.
         options: options of `Orchestrator.ask`.
         stream: whether the answer comes in chunks.
         usage: whether the last chunk tells tokens.
@@ -71,10 +70,7 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str], others: Sequ
     """Read the body of a request.
 
     Args:
-        content: the body.
-        name: name of the model here.
         wishes: wishes that a model's name may end with, as NAME:cheap.
-        others: names of models beside these.
 
     Raises:
         RequestError: it is none, or has something that is not supported.
@@ -238,16 +234,7 @@ def told(request: ChatRequest, answer: Answer) -> dict[str, Any]:
 
 def shown_call(step: CallStep) -> dict[str, Any]:
     """Return a call as JSON."""
-    return {
-        "number": step.number,
-        "tool": step.tool,
-        "model": step.model,
-        "arguments": dict(step.arguments),
-        "result": step.result,
-        "usd": step.usd,
-        "seconds": step.seconds,
-        "refused": step.refused,
-    }
+    return vars(step) | {"arguments": dict(step.arguments)}
 
 
 def failure(answer: Answer) -> RequestError | None:

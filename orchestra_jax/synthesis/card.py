@@ -59,8 +59,6 @@ def save_card(folder: Path, content: Mapping[str, Any], title: str, about: str, 
     """Write the card and its page.
 
     Args:
-        folder: for card.json and README.md.
-        content: the result of `card`.
         lines: further paragraphs of the page.
     """
     write_whole(folder / CARD, json.dumps(content, indent=2) + "\n")
@@ -68,7 +66,6 @@ def save_card(folder: Path, content: Mapping[str, Any], title: str, about: str, 
 
 
 def _page(content: Mapping[str, Any], title: str, about: str, lines: Sequence[str]) -> str:
-    """Return the card as Markdown."""
     models = ", ".join(f"{role} {name}" for role, name in content["models"].items())
     head = [
         f"# {title}",

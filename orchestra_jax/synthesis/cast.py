@@ -42,7 +42,6 @@ class Rejected(Exception):  # noqa: N818  named like the fact it states
 
     Attributes:
         reason: the kind of fault, which is counted.
-        why: one sentence.
     """
 
     def __init__(self, reason: str, why: str) -> None:
@@ -80,7 +79,6 @@ class Cast:
 
     Args:
         clients: by role; a role may share its model with another.
-        budget: pays for all.
         tries: replies until one has to fit.
 
     Attributes:
@@ -97,9 +95,7 @@ class Cast:
         """Return a value that fits the schema and the check.
 
         Args:
-            role: of the model that is asked.
             prompt: the request; the schema is appended to it, for servers that do not enforce one.
-            check: see `Check`.
             sample: another number gives another answer to the same request.
 
         Raises:

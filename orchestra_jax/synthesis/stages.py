@@ -28,17 +28,15 @@ _HALTS = (InfrastructureError, BudgetExceeded, ReplayMiss)
 
 @dataclass
 class StageResult:
-    """The result of a stage.
+    """The result of a stage, or of its work on one item.
 
     Attributes:
-        name: of the stage.
         rows: rows that were kept, in the order of the items.
         rejected: {"reason", "why"} and perhaps "about" for each row that was not.
-        tally: of the models, as JSON.
     """
 
     name: str
-    rows: list[Row]
+    rows: list[Row] = field(default_factory=list)
     rejected: list[Row] = field(default_factory=list)
     tally: Row = field(default_factory=dict)
 
@@ -46,14 +44,6 @@ class StageResult:
     def reasons(self) -> dict[str, int]:
         """Number of rejected rows by reason, the most frequent first."""
         return dict(Counter(each["reason"] for each in self.rejected).most_common())
-
-
-class StageOut:
-    """The rows that the work on one item keeps and rejects."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.rejected: list[Row] = []
 
     def keep(self, row: Mapping[str, Any]) -> None:
         """Keep a row."""
@@ -64,7 +54,7 @@ class StageOut:
         self.rejected.append({"reason": reason, "why": why, **({} if about is None else {"about": about})})
 
 
-Work = Callable[[Item, StageOut], Awaitable[None]]  # keeps and rejects rows of one item
+Work = Callable[[Item, StageResult], Awaitable[None]]  # keeps and rejects rows of one item
 
 
 class Stages:
@@ -74,7 +64,6 @@ class Stages:
         folder: an existing folder for their files.
         cast: the models, whose tally is kept by stage.
         settings: all that the stages depend on; with other settings every stage runs again.
-        concurrency: items under way at once.
         show: called with (stage, items done, items in all).
 
     Attributes:
@@ -115,10 +104,10 @@ class Stages:
     async def _work(self, name: str, items: Sequence[Item], work: Work[Item]) -> StageResult:
         """Work on all items side by side, and gather their rows in the order of the items."""
         self._cast.tally = tally = Tally()
-        outs, finished = [StageOut() for _ in items], 0
+        outs, finished = [StageResult(name) for _ in items], 0
         self._show(name, 0, len(items))
 
-        async def one(item: Item, out: StageOut) -> None:
+        async def one(item: Item, out: StageResult) -> None:
             nonlocal finished
             async with self._places:
                 try:

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from orchestra_jax.money.prices import PriceList
 from orchestra_jax.synthesis.card import card, save_card
 from orchestra_jax.synthesis.cast import Cast
 from orchestra_jax.synthesis.near import Seen, normal
-from orchestra_jax.synthesis.stages import Row, StageOut, StageResult, Stages
+from orchestra_jax.synthesis.stages import Row, StageResult, Stages
 from orchestra_jax.tools.experts.cards import model_cards
 from orchestra_jax.tools.experts.forms import array, form, string
 from orchestra_jax.types import CODE, FREE, SEARCH, ToolSpec
@@ -73,7 +74,6 @@ class WordingRequest:
     Attributes:
         number: chooses who speaks and how.
         target: the features that the preference is about.
-        tools: an example of a menu.
     """
 
     number: int
@@ -110,7 +110,7 @@ def menu(prices: PriceList, rng: np.random.Generator) -> tuple[ToolSpec, ...]:
     return tuple(found[at] for at in rng.permutation(len(found)))
 
 
-async def propose(request: WordingRequest, out: StageOut, cast: Cast) -> None:
+async def propose(request: WordingRequest, out: StageResult, cast: Cast) -> None:
     """Keep rows {"instruction", "prefers", "compute", "latency", "outcome", "number", "place"} of one proposal."""
     value = await cast.ask("writer", _proposal_prompt(request), PROPOSAL, check=lambda value: _flaw(value, request))
     weights = {name: weight for name, weight in value["weights"].items() if weight}
@@ -130,7 +130,7 @@ async def propose(request: WordingRequest, out: StageOut, cast: Cast) -> None:
         )
 
 
-async def read(row: Row, out: StageOut, cast: Cast) -> None:
+async def read(row: Row, out: StageResult, cast: Cast) -> None:
     """Keep a wording in which the reader finds the features that P weighs, and no others."""
     value = await cast.ask("checker", _reading_prompt(row["instruction"]), READING)
     found, meant = set(value["wants"]), wanted(row)
@@ -174,22 +174,12 @@ async def make(
 
 async def _pairs(stages: Stages, settings: SynthesisConfig, prices: PriceList, seed: int, cast: Cast) -> StageResult:
     """Return proposals that were read right and repeat none, each row with its split."""
-
-    async def proposing(request: WordingRequest, out: StageOut) -> None:
-        await propose(request, out, cast)
-
-    async def reading(row: Row, out: StageOut) -> None:
-        await read(row, out, cast)
-
-    async def sifting(rows: Sequence[Row], out: StageOut) -> None:
-        sift(rows, out, settings.near)
-
-    proposed = await stages.run("proposals", requests(settings, prices, seed), proposing)
-    sound = await stages.run("readings", proposed.rows, reading)
-    return await stages.run("pairs", [sound.rows], sifting)
+    proposed = await stages.run("proposals", requests(settings, prices, seed), partial(propose, cast=cast))
+    sound = await stages.run("readings", proposed.rows, partial(read, cast=cast))
+    return await stages.run("pairs", [sound.rows], partial(sift, near=settings.near))
 
 
-def sift(rows: Sequence[Row], out: StageOut, near: float) -> None:
+async def sift(rows: Sequence[Row], out: StageResult, near: float) -> None:
     """Keep wordings that repeat none before them: first those for evaluation, so that training has none like them."""
     seen = Seen(near)
     ordered = sorted(rows, key=lambda row: (row["place"] != WORDINGS - 1, row["number"], row["place"]))

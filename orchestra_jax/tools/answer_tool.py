@@ -1,14 +1,11 @@
 """The tool that gives the answer."""
 
+from orchestra_jax.tools.schema import one_text
 from orchestra_jax.types import HAND_IN, ToolSpec
 
 ANSWER_TOOL = ToolSpec(
     name=HAND_IN[0],
     description="Gives the final answer and ends the task.",
-    parameters={
-        "type": "object",
-        "properties": {"answer": {"type": "string", "description": "The final answer, as short as it can be."}},
-        "required": ["answer"],
-    },
+    parameters=one_text("answer", "The final answer, as short as it can be."),
     terminal=True,
 )

@@ -36,10 +36,8 @@ class RunTools:
     """The tools of a run.
 
     Attributes:
-        catalogue: draws instances and executes their calls.
         evaluation: the same for evaluation: its own tools, and prices as they are in pricing.name.
         judge: judge of answers; None where they are only matched.
-        close: ends everything, once requests under way have been paid.
     """
 
     catalogue: Catalogue
@@ -62,7 +60,6 @@ def make_tools(cfg: WorldConfig, answers: Sequence[str] = ()) -> RunTools:
     """Make all tools of a run and open what they need. With replay.mode=replay that is the record alone.
 
     Args:
-        cfg: settings of the run.
         answers: answers to some questions of the run, which simulated experts give where they are wrong and know
             nothing nearer.
 

@@ -99,7 +99,6 @@ class Catalogue:
     Args:
         entries: keys unique; in the released form experts alone, at least one for each function; none in `none`.
         book: every list of it must hold everything that `entries` are billed by.
-        rule: how instances are drawn.
 
     Raises:
         ValueError: nothing to offer, two tools with one key, or a function without a model.

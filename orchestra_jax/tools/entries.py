@@ -69,9 +69,6 @@ def recorded(kind: str, handler: ToolHandler, replay: Replay, settings: Mapping[
     """Wrap a handler of this machine so that its calls are recorded; a replayed call has the recorded seconds and cost.
 
     Args:
-        kind: kind of the calls in the record.
-        handler: handler to wrap.
-        replay: the record.
         settings: all that an answer depends on beside the arguments.
     """
 

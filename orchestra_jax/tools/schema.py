@@ -18,6 +18,12 @@ _PLAIN_BYTES, _PLAIN_LEVELS = 8 << 10, 8
 _KINDS = frozenset("string integer number boolean array object null".split())
 
 
+def one_text(name: str, about: str, **rule: Any) -> dict[str, Any]:
+    """Return the schema of arguments that are a single text, with what the policy reads about it."""
+    text = {"type": "string", **rule, "description": about}
+    return {"type": "object", "properties": {name: text}, "required": [name]}
+
+
 def to_openai(spec: ToolSpec, *, show_price: bool = True) -> dict[str, Any]:
     """Return the tool as the OpenAI API and Qwen3's chat template expect it.
 

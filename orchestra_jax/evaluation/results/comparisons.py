@@ -123,8 +123,6 @@ def preferences(label: str, found: Sequence[Measured], bases: Mapping[str, Measu
     """Return the preference scores (Eq. 5-6, Table 3) of the runs that have a base.
 
     Args:
-        label: of the benchmark.
-        found: the runs on it.
         bases: by `Measured.key` of a run, its base on the same questions.
     """
     rows = []

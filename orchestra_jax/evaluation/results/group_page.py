@@ -133,10 +133,6 @@ def _tokens(member: Trajectory, learner: Scores | None) -> list[list[list[float]
             engine = [round(logprob, 3) for logprob in turn.logprobs]
             shown = [list(turn.prompt_ids), list(turn.sampled_ids), engine]
             if learner is not None:
-                shown.append([_gap(next(own), logprob) for logprob in turn.logprobs])
+                shown.append([float(f"{next(own) - logprob:.3g}") for logprob in turn.logprobs])
             found.append(shown)
     return found
-
-
-def _gap(learner: float, engine: float) -> float:
-    return float(f"{learner - engine:.3g}")

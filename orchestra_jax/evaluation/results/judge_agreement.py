@@ -66,7 +66,6 @@ def measure(cfg: WorldConfig, folder: Path) -> None:
 
 
 def _forecast(cfg: WorldConfig, count: int) -> str:
-    """Return a sentence with the cost of the verdicts."""
     if cfg.replay.mode is ReplayMode.replay:
         return f"{count} verdicts of {cfg.tools.judge}, all of them recorded: they cost nothing."
     plan, limit = cfg.plan, cfg.budget.run_usd
@@ -84,9 +83,6 @@ class Labelled:
 
     Attributes:
         place: file and line, in words.
-        reference: the right answers.
-        answer: the answer to judge.
-        correct: the answer is right.
     """
 
     place: str

@@ -30,13 +30,10 @@ class MeasuredSample:
     """One sample of a question.
 
     Attributes:
-        cost: in dollars.
         calls: number of executed calls by tool, such as "generalist/gpt-5".
         named: the same by the tool's name on the menu, such as "expert-1".
         tools: names on the menu, in order.
         weights: P of Eq. 2 over the tools, the outcome, cost and latency.
-        family: of the question.
-        member: number of the sample.
     """
 
     solved: bool
@@ -57,13 +54,9 @@ class Measured:
 
     Attributes:
         run: the folder's name, and for another player than the evaluated policy its phase.
-        folder: of the run.
         phase: POLICY, BEFORE, AFTER, or a baseline's name.
         policy: tells the policy from others in other folders.
-        model: the name of the policy's own model, if known.
-        source: data set.
         benchmark: its name and temperature.
-        offer: tools and prices.
         items: by question, the samples that were answered.
         failed: the number of samples that failed for infrastructure reasons.
         variant: tells the environment from others of its name: data, user, domains.

@@ -31,9 +31,7 @@ def write_pages(
     Args:
         groups: in the order of step and group.
         out: the folder; earlier pages in it are deleted.
-        name: of the run.
         reward: how the run weighs the terms of Eq. 2.
-        decode: of the policy's tokenizer.
         metrics: rows of metrics.jsonl, for the learning curves and the table of seconds.
 
     Returns:

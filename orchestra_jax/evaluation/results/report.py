@@ -23,7 +23,6 @@ def write_report(folders: Sequence[Path], out: Path, base: Path | None = None) -
 
     Args:
         folders: of the evaluations, or of training runs that evaluated.
-        out: the folder of the report.
         base: folder of the policy whose run preferences are scored against; None: of a training run its policy before.
 
     Returns:

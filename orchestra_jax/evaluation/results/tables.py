@@ -21,7 +21,6 @@ def tables(found: Sequence[Measured], bases: Mapping[str, Measured] | None = Non
     """Return the figures by benchmark with the paper's rows beside them, then comparisons of several benchmarks.
 
     Args:
-        found: everything that was evaluated.
         bases: see `preferences`.
     """
     made = []
@@ -93,7 +92,6 @@ def _figures(label: str, found: Sequence[Measured]) -> TextTable:
 
 
 def _offered(found: Sequence[Measured]) -> str:
-    """Return a sentence for each menu."""
     menus: dict[tuple[str, str], list[str]] = {}
     for one in found:
         if one.offer.tools is not None and one.phase != DO_NOTHING:

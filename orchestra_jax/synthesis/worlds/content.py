@@ -4,13 +4,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.folder import dangling
 from orchestra_jax.envs.database.remote import harmless_schema
 from orchestra_jax.synthesis.cast import Cast, schema_fault
-from orchestra_jax.synthesis.stages import Row, StageOut, Stages
+from orchestra_jax.synthesis.stages import Row, StageResult, Stages
 from orchestra_jax.tools.experts.forms import TEXT, array, form, string
 from orchestra_jax.tools.schema import checker
 
@@ -42,7 +43,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast) -> tuple[l
     """
     domain = settings.domain if settings.about is None else f"{settings.domain}: {settings.about}"
 
-    async def subjects(item: str, out: StageOut) -> None:
+    async def subjects(item: str, out: StageResult) -> None:
         prompt = (
             f"A database and tools are made for customer service in the domain {item!r}. List "
             f"{settings.subjects} major subjects of it, each a few words: what customers come with, each different."
@@ -51,7 +52,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast) -> tuple[l
         for number, subject in enumerate(dict.fromkeys(map(str.strip, value["subjects"]))):
             out.keep({"number": number, "subject": subject})
 
-    async def schema(named: Sequence[str], out: StageOut) -> None:
+    async def schema(named: Sequence[str], out: StageResult) -> None:
         prompt = (
             f"Design the database of customer service in the domain {domain!r}. Its subjects: {'; '.join(named)}. "
             "2 to 6 tables; each maps ids to entries and has a JSON schema of an entry; additionalProperties: false. "
@@ -79,7 +80,7 @@ async def _entries(
         "additionalProperties": False,
     }
 
-    async def write(subject: Row, out: StageOut) -> None:
+    async def write(subject: Row, out: StageResult) -> None:
         prompt = (
             f"Fill a database for customer service: {schema['about']} It plays at {schema['now']}. Write about "
             f"{settings.entries} entries for the subject {subject['subject']!r}, over all tables as needed, as "
@@ -93,10 +94,7 @@ async def _entries(
             for name, entry in rows.items():
                 out.keep({"number": subject["number"], "table": table, "id": name, "entry": entry})
 
-    async def fit(rows: Sequence[Row], out: StageOut) -> None:
-        keep_fitting(rows, schema, out)
-
-    async def doubt(rows: Sequence[Row], out: StageOut) -> None:
+    async def doubt(rows: Sequence[Row], out: StageResult) -> None:
         prompt = (
             f"These entries are for a database: {schema['about']} It plays at {schema['now']}. Which of them could not "
             "be in the real world: impossible days, amounts without sense, contradictions within an entry or between "
@@ -111,17 +109,14 @@ async def _entries(
             else:
                 out.reject("implausible", why, row)
 
-    async def refer(rows: Sequence[Row], out: StageOut) -> None:
-        keep_referring(rows, schema, out)
-
     written = (await stages.run("entries", subjects, write)).rows
-    fitting = (await stages.run("form", [written], fit)).rows
+    fitting = (await stages.run("form", [written], partial(keep_fitting, schema=schema))).rows
     batches = [[row for row in fitting if row["number"] == subject["number"]] for subject in subjects]
     plausible = (await stages.run("plausibility", [part for rows in batches for part in parts(rows)], doubt)).rows
-    return (await stages.run("references", [plausible], refer)).rows
+    return (await stages.run("references", [plausible], partial(keep_referring, schema=schema))).rows
 
 
-def keep_fitting(rows: Sequence[Row], schema: Row, out: StageOut) -> None:
+async def keep_fitting(rows: Sequence[Row], out: StageResult, schema: Row) -> None:
     """Keep entries that fit their table's schema, have a valid id that is not taken, and repeat no other."""
     seen, contents = set[tuple[str, str]](), set[str]()
     for row in rows:
@@ -141,7 +136,7 @@ def keep_fitting(rows: Sequence[Row], schema: Row, out: StageOut) -> None:
             out.keep(row)
 
 
-def keep_referring(rows: Sequence[Row], schema: Row, out: StageOut) -> None:
+async def keep_referring(rows: Sequence[Row], out: StageResult, schema: Row) -> None:
     """Keep entries whose references lead to entries that are kept too."""
     kept = list(rows)
     while bad := dict(dangling(tables(schema, kept), schema["references"])):

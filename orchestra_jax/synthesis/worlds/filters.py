@@ -18,7 +18,7 @@ from orchestra_jax.envs.database.session import Session, World, WrongKind
 from orchestra_jax.envs.database.workers.pool import WorldError
 from orchestra_jax.rollout.parsing import ParseError, parse_tool_calls
 from orchestra_jax.synthesis.cast import Cast, Rejected
-from orchestra_jax.synthesis.stages import Row, StageOut, Stages
+from orchestra_jax.synthesis.stages import Row, StageResult, Stages
 from orchestra_jax.tools.experts.context import ChatMessage
 from orchestra_jax.tools.experts.roles import messages
 from orchestra_jax.tools.schema import to_openai
@@ -51,10 +51,10 @@ class SolverAttempt:
 async def replay_all(stages: Stages, tasks: Sequence[Row], world: World) -> tuple[list[Row], set[str]]:
     """Return tasks that can be scored, each with the "outcomes" of its golden calls, and tools that took too long."""
 
-    async def replay(row: Row, out: StageOut) -> None:
+    async def replay(row: Row, out: StageResult) -> None:
         out.keep({**row, "outcomes": await asyncio.to_thread(_twice, replayed, world, task_row(row))})
 
-    async def quick(row: Row, out: StageOut) -> None:
+    async def quick(row: Row, out: StageResult) -> None:
         if late := slow.intersection(call["name"] for turn in row["turns"] for call in turn["calls"]):
             raise Rejected("a tool takes too long", f"{row['id']} needs {', '.join(sorted(late))}.")
         out.keep(row)
@@ -70,7 +70,7 @@ async def solve_all(
 ) -> list[Row]:
     """Return tasks that the solver solves sometimes, and never without a call, each with its "attempts"."""
 
-    async def solve(row: Row, out: StageOut) -> None:
+    async def solve(row: Row, out: StageResult) -> None:
         task = task_row(row)
         after, _ = await asyncio.to_thread(golden.replay, world, task.goal)
         attempts = (attempt(cast, world, task, after, number, settings.turns) for number in range(settings.attempts))
@@ -144,7 +144,6 @@ async def attempt(cast: Cast, world: World, task: TaskRow, after: Session, numbe
     Args:
         after: the session after the golden calls.
         number: of the attempt: each is a sample of its own in the record.
-        turns: turns of the solver at most.
 
     Raises:
         Rejected: a tool is broken.
@@ -173,7 +172,6 @@ async def attempt(cast: Cast, world: World, task: TaskRow, after: Session, numbe
 
 
 async def _results(session: Session, calls: Sequence[ToolCall]) -> str:
-    """Return the results of calls, in their order."""
     found = []
     for call in calls:
         try:

@@ -12,7 +12,7 @@ from orchestra_jax.envs.database.remote import RemoteWorld
 from orchestra_jax.envs.database.session import Kind
 from orchestra_jax.envs.database.workers.pool import CallTooLong, WorkerLimits, WorldError
 from orchestra_jax.synthesis.cast import Cast
-from orchestra_jax.synthesis.stages import Row, StageOut, Stages
+from orchestra_jax.synthesis.stages import Row, StageResult, Stages
 from orchestra_jax.synthesis.worlds import static
 from orchestra_jax.synthesis.worlds.content import listed, schema_text, tables
 from orchestra_jax.tools.experts.forms import TEXT, array, form, string
@@ -72,7 +72,7 @@ async def make(
 ) -> tuple[list[Row], str]:
     """Return functions {"name", "kind", "code", "description", "parameters"} that load, and the rules of the agent."""
 
-    async def plan(samples: str, out: StageOut) -> None:
+    async def plan(samples: str, out: StageResult) -> None:
         prompt = (
             f"A database for customer service: {schema['about']}\n{schema_text(schema)}\nSome entries:\n{samples}\n\n"
             f"Name up to {settings.functions} functions by which an agent serves customers with it: kind read looks at "
@@ -83,7 +83,7 @@ async def make(
         for each in value["functions"]:
             out.keep(each)
 
-    async def write(planned: Row, out: StageOut) -> None:
+    async def write(planned: Row, out: StageResult) -> None:
         prompt = (
             f"Write the function {planned['name']} of kind {planned['kind']}: {planned['purpose']}\nIts database: "
             f"{schema['about']}\n{schema_text(schema)}\nSome entries:\n{samples}\n\n{_RULES}\n\nA function of another "
@@ -94,10 +94,10 @@ async def make(
         )
         out.keep({"name": planned["name"], "kind": planned["kind"], "code": value["code"].strip()})
 
-    async def load(functions: Sequence[Row], out: StageOut) -> None:
+    async def load(functions: Sequence[Row], out: StageResult) -> None:
         await asyncio.to_thread(_try_all, functions, out, schema, entries, isolation)
 
-    async def rule(functions: Sequence[Row], out: StageOut) -> None:
+    async def rule(functions: Sequence[Row], out: StageResult) -> None:
         prompt = (
             f"An agent of customer service has these functions: {schema['about']}\n{signatures(functions)}\n\nWrite "
             "its rules in Markdown, at most 300 words: what it may do and what not, what it has to look at before it "
@@ -143,7 +143,7 @@ def signatures(functions: Sequence[Row]) -> str:
     )
 
 
-def _try_all(functions: Sequence[Row], out: StageOut, schema: Row, entries: Sequence[Row], isolation: str) -> None:
+def _try_all(functions: Sequence[Row], out: StageResult, schema: Row, entries: Sequence[Row], isolation: str) -> None:
     """Keep the functions that load: all of them together, else each that loads alone.
 
     Raises:

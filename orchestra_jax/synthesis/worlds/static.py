@@ -40,8 +40,6 @@ def fault(code: str, name: str, kind: str) -> str | None:
     """Return a clause why generated code is not one tool function that may be tried, or None if it is.
 
     Args:
-        code: the text of a decorated function and nothing else.
-        name: the name that it must have.
         kind: the `session.Kind` that its decorator must name.
     """
     if len(code) > MOST_CHARS:
@@ -87,7 +85,6 @@ def _head(function: ast.FunctionDef, name: str, kind: str) -> str | None:
 
 
 def _body(function: ast.FunctionDef) -> str | None:
-    """Return a fault of the function's body."""
     inner = [node for statement in function.body for node in ast.walk(statement)]
     own = {each.arg for each in function.args.args}
     own |= {node.id for node in inner if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}

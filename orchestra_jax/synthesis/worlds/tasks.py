@@ -8,7 +8,7 @@ from orchestra_jax.config.synthesis import SynthesisConfig
 from orchestra_jax.envs.database.facts import problem
 from orchestra_jax.synthesis.cast import Cast
 from orchestra_jax.synthesis.near import Seen
-from orchestra_jax.synthesis.stages import Row, StageOut, Stages
+from orchestra_jax.synthesis.stages import Row, StageResult, Stages
 from orchestra_jax.synthesis.worlds.content import listed, schema_text
 from orchestra_jax.synthesis.worlds.functions import signatures
 from orchestra_jax.tools.experts.forms import TEXT, array, form, string
@@ -35,16 +35,16 @@ _FORM = (
 async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "WrittenDomain") -> list[Row]:
     """Return tasks {"id", "family", "split", "seed", "turns", "parent"} that repeat none before them."""
 
-    async def intend(subject: Row, out: StageOut) -> None:
+    async def intend(subject: Row, out: StageResult) -> None:
         prompt = (
             f"{domain.told()}\n\nList {settings.intents} different things that users want of this service about "
             f"{subject['subject']!r}, each in a sentence that names no data, each possible with these functions alone."
         )
-        value = await cast.ask("writer", prompt, _intents_form(settings.intents))
+        value = await cast.ask("writer", prompt, form(intents=array(string(1, 400), 1, settings.intents)))
         for number, wish in enumerate(dict.fromkeys(map(str.strip, value["intents"]))):
             out.keep({"number": subject["number"], "intent": number, "wish": wish})
 
-    async def write(item: Row, out: StageOut) -> None:
+    async def write(item: Row, out: StageResult) -> None:
         prompt = (
             f"{domain.told(item['number'])}\n\nWrite task {item['copy'] + 1} in which a user wants this: "
             f"{item['wish']}\n{_FORM}"
@@ -54,7 +54,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "W
         family, seed = f"subject-{item['number']}", _drawn(name) % 2**31
         out.keep({"id": name, "family": family, "seed": seed, "parent": None, "wish": item["wish"], **value})
 
-    async def evolve(item: Row, out: StageOut) -> None:
+    async def evolve(item: Row, out: StageResult) -> None:
         old = {"turns": item["turns"]}
         prompt = (
             f"{domain.told(int(item['family'].rpartition('-')[2]))}\n\nA task:\n{old}\nMake it harder (variant "
@@ -71,7 +71,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "W
         kept = {key: item[key] for key in ("family", "seed", "wish")}
         out.keep({"id": name, **kept, "parent": item["id"], **value})
 
-    async def sift(rows: Sequence[Row], out: StageOut) -> None:
+    async def sift(rows: Sequence[Row], out: StageResult) -> None:
         seen = Seen(settings.near)
         for row in rows:
             if (earlier := seen.add(" / ".join(turn["user"] for turn in row["turns"]))) is not None:
@@ -95,7 +95,6 @@ class WrittenDomain:
 
     Args:
         schema, entries, functions, subjects: as the stages before left them.
-        policy: the rules.
     """
 
     def __init__(
@@ -138,10 +137,6 @@ class WrittenDomain:
 def size(task: Mapping[str, Any]) -> int:
     """Return the number of turns, calls and facts together."""
     return sum(1 + len(turn["calls"]) + len(turn["facts"]) for turn in task["turns"])
-
-
-def _intents_form(count: int) -> dict[str, Any]:
-    return form(intents=array(string(1, 400), 1, count))
 
 
 def _drawn(text: str) -> int:

@@ -17,7 +17,6 @@ class ModelCard:
     """Facts of one model.
 
     Attributes:
-        maker: company that trained it.
         open_weights: True if anybody can run it.
         about: strengths and weaknesses for a menu, without name and price.
         api: fields of `expert.Expert` that its endpoint needs.

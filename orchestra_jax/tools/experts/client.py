@@ -85,8 +85,6 @@ class ExpertClient:
         least_room: tokens of a context that must be left beside a reply.
 
     Args:
-        expert: model to call.
-        prices: price list with an entry for it.
         replay: the record; None: calls are neither recorded nor replayed.
         limiter: limits of the provider, shared with its other experts; None makes them. `expert_clients` shares them.
         backoff_s: see `PaidCalls`.
@@ -143,7 +141,6 @@ class ExpertClient:
         Args:
             messages: {"role", "content"} each. Too long ones are cut: see `context.fit`; control strings of chat
                 templates are broken up: see `quoting`.
-            budget: budget that pays.
             role: role of the ledger rows: "tool", "judge" or "user_simulator".
             response_format: format of a structured output. A server that refuses it is asked without from then on.
             sample: another number is another sample of the same request in the record.

@@ -32,11 +32,7 @@ class DescriptionJob:
     """A job of describing: the experts, the writer and the tasks.
 
     Attributes:
-        experts: the models, writers included.
-        subjects: names of those to describe.
         writers: names of those that may write; the first that is not the subject itself does.
-        examples: the tasks.
-        prices: of all of them.
         calls: file of recorded calls: what is in there is not paid for again.
 
     Raises:

@@ -27,12 +27,9 @@ def expert_entries(
     """Return an entry for every model in every role that it plays.
 
     Args:
-        roles: models by role of ROLES.
-        clients: clients by model.
         search: the search that query writers use: its name in price lists, and its handler.
         run: name and handler of the sandbox that runs the code of code writers.
         descriptions: texts for the policy about the models, beside those of the roles; by default their cards' texts.
-        local: models on the user's own machines.
 
     Raises:
         ValueError: an unknown role.

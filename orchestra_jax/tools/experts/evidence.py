@@ -32,10 +32,7 @@ class SampleAnswer:
     """The result of an expert on one task.
 
     Attributes:
-        task: its id.
-        answer: extracted from the reply.
         right: whether it matches; None where there was no reply, which is no wrong answer.
-        problem: why there was none.
         reply: without reasoning. Not kept in the file.
         prompt_tokens, completion_tokens, cost_usd, seconds: sums over the ledger rows.
     """

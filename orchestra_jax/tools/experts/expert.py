@@ -42,7 +42,6 @@ class Expert:
 
     Attributes:
         name: its entry of the price list, and its name in ledgers.
-        model: its name at the server.
         base_url: of the server, such as "https://api.openai.com/v1".
         api_key_env: the environment variable with the key; None for servers that want none.
         context_tokens: prompt and completion together; longer prompts are cut.

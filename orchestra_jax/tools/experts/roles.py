@@ -41,8 +41,6 @@ class ExpertRole:
     """A role of an expert.
 
     Attributes:
-        system: system message of the model.
-        description: text about the tool for the policy.
         argument, meaning: its argument beside "context", and the text about it for the policy.
         follows: argument of the tool that takes what the model wrote ("query", "code"); None: the reply is the result.
         prefix: beginning of the names of its choices in the paper's released form.
@@ -116,14 +114,10 @@ def expert_tool(
     """Make a tool of a model in a role of ROLES; `answers.extract_answer` finds the answer in a reply.
 
     Args:
-        role: a key of ROLES.
-        client: the model.
         follow: handler of the search that a query writer uses, or of what runs a code writer's code; the result is the
             query or code with what came of it. None: the query or code alone.
         name: of the tool, in which "-" stands for what a tool's name may not hold; the expert's own by default.
         description: what the policy reads; that of the role by default.
-        local: whether it runs on the user's own machine.
-        traits: of the tool, see `ToolSpec`.
     """
     kind = ROLES[role]
     parameters = {
@@ -165,7 +159,6 @@ class UserSimulator:
     """Plays the user of a conversation.
 
     Args:
-        client: the model.
         situation: who the user is, what they know and want.
         system: what the model is told; by default `USER_SYSTEM` with the situation.
     """

@@ -78,7 +78,6 @@ def model_client(cfg: WorldConfig, name: str, role: str) -> tuple[ExpertClient, 
 
     Args:
         cfg: settings of the run; the model is served as its experts are.
-        name: name of the model.
         role: "judge" or "user", for sentences.
 
     Raises:

@@ -15,15 +15,11 @@ from orchestra_jax.config.ranges import shown
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
 from orchestra_jax.tools.experts.simulated import ANY, SimulatedExpert
+from orchestra_jax.tools.schema import one_text
 from orchestra_jax.types import InfrastructureError, Task, ToolResult, ToolSpec, Usage
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_PARAMETERS = {
-    "type": "object",
-    "properties": {"question": {"type": "string", "description": "The whole question."}},
-    "required": ["question"],
-}
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,6 @@ class FallibleExpert(SimulatedExpert):
     """A simulated expert whose calls cost dollars and seconds, and may fail.
 
     Attributes:
-        price_usd: dollars per call.
-        latency_s: simulated seconds per call.
         failure_rate: probability that a call fails as a server would, see `fails`.
         description: what the policy reads; by default the skill table in words.
 
@@ -81,7 +75,6 @@ class SimulatedTool:
     restored counts from zero; nothing else about an expert depends on either.
 
     Attributes:
-        expert: who answers.
         spec: what the policy reads; price and latency are the expert's.
     """
 
@@ -90,7 +83,7 @@ class SimulatedTool:
         self.spec = ToolSpec(
             name=expert.name,
             description=expert.description or skills_in_words(expert.skill),
-            parameters=_PARAMETERS,
+            parameters=one_text("question", "The whole question."),
             price_usd=expert.price_usd,
             latency_s=expert.latency_s,
         )

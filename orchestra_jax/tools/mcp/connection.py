@@ -179,7 +179,6 @@ class Connection:
 
 
 async def _tools(client: "Client") -> list[dict[str, Any]]:
-    """Return the tools that the server lists, page by page."""
     found, cursor = list[dict[str, Any]](), None
     for _ in range(_PAGES):
         page = await client.list_tools(cursor=cursor)

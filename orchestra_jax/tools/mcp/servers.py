@@ -33,7 +33,6 @@ class McpTool(Tool):
     """One tool of a server.
 
     Args:
-        spec: the tool as menus show it.
         own: its name at the server.
         identity: name, version and protocol of the server, a part of the key of every recorded call.
         session: calls to the server; None if they are only replayed.
@@ -157,10 +156,6 @@ def _keep(listing: Mapping[str, Any], settings: McpServer, replay: Replay) -> No
 
 def specs(listing: Mapping[str, Any], settings: McpServer) -> dict[str, ToolSpec]:
     """Return the tools to offer, each checked once, by the names that their server has for them.
-
-    Args:
-        listing: list of the server, see `McpSession.listing`.
-        settings: settings of the server.
 
     Raises:
         ValueError: one sentence, with the fix, for the first thing that cannot be offered.

@@ -22,7 +22,6 @@ class McpSession:
     """The calls of one run to one server. It is started when first needed.
 
     Args:
-        settings: settings of the server.
         background: event loop in which its connections live. The `mcp` package wants a connection closed by the task
             that opened it, and tools are listed before a run has an event loop.
         concurrency: most calls of this process that are under way at once.

@@ -15,9 +15,6 @@ def bubblewrap_command(
 
     Args:
         shown: paths inside with those of this machine.
-        links: symbolic links to make, with their targets.
-        environment: variables of the worker.
-        worker: command line of the worker.
 
     Raises:
         FileNotFoundError: bubblewrap is not installed.

@@ -71,7 +71,6 @@ def enter_namespaces(shown: dict[str, str], links: dict[str, str]) -> None:
 
     Args:
         shown: paths to make, with the paths that they show, read-only; a link is shown as a link.
-        links: symbolic links to make, with their targets.
     """
     enter_user_namespace()
     spaces = _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWCGROUP

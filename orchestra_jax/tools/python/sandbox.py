@@ -203,7 +203,6 @@ class _Worker:
         self.launch = None
 
     async def _receive(self, limit_s: float) -> dict[str, Any]:
-        """Receive one message."""
         assert self.launch is not None
         try:
             async with asyncio.timeout(limit_s):

@@ -62,7 +62,6 @@ class _SnippetRunner:
 
     Args:
         config: the options of `PythonSandbox`, and those of `isolation.Launch`.
-        connection: the socket to the sandbox.
         processes: descriptor of /proc of the sealed worker, None where nothing is isolated.
     """
 

@@ -38,7 +38,6 @@ class LocalIndex:
 
     Attributes:
         passages: the collection, in the order it was given.
-        scorer: the index of bm25s, which scores every passage.
     """
 
     def __init__(self, passages: Iterable[Passage], scorer: "bm25s.BM25") -> None:

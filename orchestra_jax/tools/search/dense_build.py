@@ -49,7 +49,6 @@ async def build(
     Args:
         source: `.jsonl` or `.json` file of passages, see `read_passages`.
         directory: of the index; a finished one of the same passages and settings is opened as it is.
-        embedder: for the passages, and later for queries.
         kind: "flat" (exact), "ivf" or "hnsw" (approximate), or a FAISS factory string such as "IVF65536,SQ8".
         shard: passages that are embedded and written at a time.
         progress: called with a stage, how many passages of it are done, and of how many.
@@ -116,7 +115,6 @@ def _alone(partial: Path) -> Iterator[None]:
 
 
 def _clean(directory: Path) -> None:
-    """Remove what only the build needed."""
     shutil.rmtree(directory / _SHARDS, ignore_errors=True)
     (directory / _PLAN).unlink(missing_ok=True)
 

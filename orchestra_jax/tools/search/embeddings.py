@@ -29,7 +29,6 @@ class EndpointEmbedder:
 
     Args:
         url: the server's base, such as "http://127.0.0.1:30000/v1".
-        model: name at the server.
         dim: keeps the first `dim` numbers of each vector (Matryoshka models such as Qwen3-Embedding); None: all.
         instruction: for queries, "" for models without one.
         key_env: environment variable with the key, None for servers without one.

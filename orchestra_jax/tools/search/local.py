@@ -11,17 +11,14 @@ from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.io.whole import whole_folder
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.executor import ToolHandler
+from orchestra_jax.tools.schema import one_text
 from orchestra_jax.tools.search.bm25 import Hit, LocalIndex, Passage, render, scorer_class
 from orchestra_jax.types import SEARCH, ToolResult, ToolSpec, Usage
 
 TOOL = ToolSpec(
     name="local_search",
     description="Searches a local collection of passages by keywords and returns the best ones.",
-    parameters={
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "Keywords or a question."}},
-        "required": ["query"],
-    },
+    parameters=one_text("query", "Keywords or a question."),
     local=True,
     traits=(SEARCH,),
 )

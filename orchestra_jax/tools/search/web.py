@@ -23,27 +23,20 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.tools.schema import one_text
 from orchestra_jax.tools.search.bm25 import NO_RESULTS
 from orchestra_jax.types import SEARCH, InfrastructureError, ToolResult, ToolSpec, Usage
 
 SEARCH_TOOL = ToolSpec(
     name="web_search",
     description="Searches the web and returns titles, addresses and the passages that fit the query best.",
-    parameters={
-        "type": "object",
-        "properties": {"query": {"type": "string", "minLength": 1, "description": "Keywords or a short question."}},
-        "required": ["query"],
-    },
+    parameters=one_text("query", "Keywords or a short question.", minLength=1),
     traits=(SEARCH,),
 )
 EXTRACT_TOOL = ToolSpec(
     name="web_extract",
     description="Returns the text of one web page, such as one that a search found.",
-    parameters={
-        "type": "object",
-        "properties": {"url": {"type": "string", "minLength": 1, "description": "Address of the page."}},
-        "required": ["url"],
-    },
+    parameters=one_text("url", "Address of the page.", minLength=1),
 )
 TAVILY_URL = "https://api.tavily.com"
 _RETRIED = {408, 429}  # and every 5xx
@@ -54,6 +47,8 @@ _RESULTS = 5  # pages of a search
 _RESULT_CHARS, _PAGE_CHARS = 1000, 8000  # that the policy sees of each result, and of an extracted page
 _SITE = "https://en.wikipedia.org"
 _IN_PATH = str.maketrans({" ": "_", "%": "%25", "?": "%3F"})  # a question mark ends a path: the page were another
+# Of a request for pages as plain text.
+_EXTRACTS = {"action": "query", "format": "json", "formatversion": "2", "prop": "extracts", "explaintext": "1"}
 _WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
 
 # From the answer's JSON to what is recorded; raises Unreadable, LookupError or TypeError on nonsense.
@@ -64,8 +59,6 @@ class WebClient(ABC):
     """One provider's two tools, HTTP and money.
 
     Args:
-        prices: price list with entries for both tools.
-        url: address of the API.
         replay: the record; None: calls are neither recorded nor replayed.
         timeout_s, retries, backoff_s: see `PaidCalls`.
 
@@ -137,7 +130,6 @@ class WebClient(ABC):
         return await self._calls.call(name, {"provider": self.provider, **request}, worst, send, budget=budget)
 
     async def _send(self, name: str, path: str, fields: Mapping[str, Any], read: Read) -> Outcome:
-        """Make one request and return its outcome."""
         if self._client is None:
             self._client = JsonClient(self._url, headers=self._headers(), timeout_s=self._timeout_s + GRACE_S)
         client, start = self._client, time.perf_counter()
@@ -190,7 +182,6 @@ class WebClient(ABC):
         return ToolResult("\n\n".join(parts) or NO_RESULTS, found.usage)
 
     def _page(self, url: str, found: Recorded) -> ToolResult:
-        """Return the observation of an extraction."""
         if found.is_error:
             return self._said(found)
         if found.value is None:
@@ -212,11 +203,7 @@ class WebClient(ABC):
 
 
 class TavilySearch(WebClient):
-    """Tavily's search and extract.
-
-    Args:
-        prices, url, options: see `WebClient`.
-    """
+    """Tavily's search and extract."""
 
     provider, method = "tavily", "POST"
 
@@ -250,7 +237,6 @@ class WikipediaSearch(WebClient):
     """Wikipedia's search and page texts, through MediaWiki's API: no key, no charge.
 
     Args:
-        prices, options: see `WebClient`.
         url: of another wiki's api.php.
         contact: an address or URL; Wikimedia's rules ask who is calling, and may block those who do not say.
     """
@@ -275,29 +261,22 @@ class WikipediaSearch(WebClient):
         """Search for {"query"}; a result's text is the introduction of its page."""
         request = {"language": "en", "query": arguments["query"], "max_results": _RESULTS}
         fields = {
-            "action": "query",
-            "format": "json",
-            "formatversion": "2",
+            **_EXTRACTS,
             "generator": "search",
             "gsrsearch": arguments["query"],
             "gsrlimit": str(_RESULTS),
-            "prop": "extracts",
             "exintro": "1",
-            "explaintext": "1",
             "exlimit": "max",
         }
 
         def read(answer: Any) -> list[dict[str, str]]:
-            if "query" not in answer and "batchcomplete" not in answer:
-                raise LookupError("neither results nor their end")
-            pages = sorted(answer.get("query", {}).get("pages", []), key=lambda page: page["index"])
             return [
                 {
                     "title": text_of(page["title"]),
                     "url": f"{_SITE}/wiki/{text_of(page['title']).translate(_IN_PATH)}",
                     "content": text_of(page.get("extract")),
                 }
-                for page in pages
+                for page in sorted(_pages(answer), key=lambda page: page["index"])
             ]
 
         return self._results(await self._call(SEARCH_TOOL.name, request, "", fields, read, budget))
@@ -314,26 +293,22 @@ class WikipediaSearch(WebClient):
                 return ToolResult(f"Only pages of {_SITE} can be read, not {title}.", is_error=True, refused=True)
             title = unquote(parts.path.removeprefix("/wiki/"))
         title = title.replace("_", " ")
-        fields = {
-            "action": "query",
-            "format": "json",
-            "formatversion": "2",
-            "titles": title,
-            "redirects": "1",
-            "prop": "extracts",
-            "explaintext": "1",
-        }
+        fields = {**_EXTRACTS, "titles": title, "redirects": "1"}
 
         def read(answer: Any) -> str | None:
-            if "query" not in answer and "batchcomplete" not in answer:
-                raise LookupError("neither a page nor the end")
-            # There is none for a title of blanks, or of another wiki ("de:Oslo").
-            pages = answer.get("query", {}).get("pages", [])
+            pages = _pages(answer)  # none for a title of blanks, or of another wiki ("de:Oslo")
             return (text_of(pages[0].get("extract")) if pages else "") or None
 
         request = {"language": "en", "title": title}
         found = await self._call(EXTRACT_TOOL.name, request, "", fields, read, budget)
         return self._page(arguments["url"], found)
+
+
+def _pages(answer: Any) -> Any:
+    """Return the pages of MediaWiki's answer; raise LookupError if it has neither pages nor the mark of their end."""
+    if "query" not in answer and "batchcomplete" not in answer:
+        raise LookupError("neither pages nor their end")
+    return answer.get("query", {}).get("pages", [])
 
 
 def _short(text: str, length: int) -> str:
