@@ -250,7 +250,7 @@ class WikipediaSearch(WebClient):
 
     Args:
         prices, options: see `WebClient`.
-        url: of another wiki's api.php.
+        url: of another wiki's api.php; its pages are those at /wiki/ of the same address.
         contact: an address or URL; Wikimedia's rules ask who is calling, and may block those who do not say.
     """
 
@@ -266,13 +266,17 @@ class WikipediaSearch(WebClient):
     ) -> None:
         super().__init__(prices, url or f"{_SITE}/w/api.php", **options)
         self._contact = contact
+        parts = urlsplit(self._url)
+        self._site = f"{parts.scheme}://{parts.netloc}"
+        # The wiki in the record; the English Wikipedia has the name that it had there before others could be read.
+        self._wiki = {"language": "en"} if self._site == _SITE else {"wiki": self._url}
 
     def _headers(self) -> dict[str, str]:
         return {"User-Agent": f"orchestra-jax/{__version__} ({self._contact})"}
 
     async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """Search for {"query"}; a result's text is the introduction of its page."""
-        request = {"language": "en", "query": arguments["query"], "max_results": _RESULTS}
+        request = {**self._wiki, "query": arguments["query"], "max_results": _RESULTS}
         fields = {
             "action": "query",
             "format": "json",
@@ -293,7 +297,7 @@ class WikipediaSearch(WebClient):
             return [
                 {
                     "title": text_of(page["title"]),
-                    "url": f"{_SITE}/wiki/{text_of(page['title']).replace(' ', '_')}",
+                    "url": f"{self._site}/wiki/{text_of(page['title']).replace(' ', '_')}",
                     "content": text_of(page.get("extract")),
                 }
                 for page in pages
@@ -302,15 +306,15 @@ class WikipediaSearch(WebClient):
         return self._results(await self._call(SEARCH_TOOL.name, request, "", fields, read, budget))
 
     async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        """Return the text of the page {"url"}: an address on this Wikipedia, or a title."""
+        """Return the text of the page {"url"}: an address on this wiki, or a title."""
         title = arguments["url"]
         if title.startswith(("http://", "https://")):
             try:
                 parts = urlsplit(title)
             except ValueError:
                 return ToolResult(f"{title} is no address of a page.", is_error=True, refused=True)
-            if parts.hostname != urlsplit(_SITE).hostname or not parts.path.startswith("/wiki/"):
-                return ToolResult(f"Only pages of {_SITE} can be read, not {title}.", is_error=True, refused=True)
+            if parts.hostname != urlsplit(self._site).hostname or not parts.path.startswith("/wiki/"):
+                return ToolResult(f"Only pages of {self._site} can be read, not {title}.", is_error=True, refused=True)
             title = unquote(parts.path.removeprefix("/wiki/"))
         title = title.replace("_", " ")
         fields = {
@@ -330,7 +334,7 @@ class WikipediaSearch(WebClient):
             pages = answer.get("query", {}).get("pages", [])
             return (text_of(pages[0].get("extract")) if pages else "") or None
 
-        request = {"language": "en", "title": title}
+        request = {**self._wiki, "title": title}
         found = await self._call(EXTRACT_TOOL.name, request, "", fields, read, budget)
         return self._page(arguments["url"], found)
 

@@ -113,7 +113,8 @@ async def tavily(stub):
 
 @pytest.fixture
 async def wikipedia(stub):
-    tool = WikipediaSearch(PRICES, url=f"{stub.url}/w/api.php", contact="me@example.org", backoff_s=0.001)
+    tool = WikipediaSearch(PRICES, contact="me@example.org", backoff_s=0.001)
+    tool._url = f"{stub.url}/w/api.php"  # the English Wikipedia, as the stub plays it
     yield tool
     await tool.close()
 
@@ -251,6 +252,23 @@ async def test_wikipedia_search(stub, wikipedia):
     assert "me@example.org" in headers["User-Agent"]
     assert "Authorization" not in headers
     assert (await wikipedia.search({"query": "nothing"}, Budget())).text == NO_RESULTS
+
+
+async def test_another_wiki_has_addresses_and_records_of_its_own(stub, tmp_path):
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    english = WikipediaSearch(PRICES, replay=replay)
+    english._url = f"{stub.url}/w/api.php"
+    other = WikipediaSearch(PRICES, url=f"{stub.url}/w/api.php", replay=replay)
+    for tool, site in ((english, "https://en.wikipedia.org"), (other, stub.url)):
+        result = await tool.search(QUERY, Budget())
+        assert f"{site}/wiki/New_Oslo" in result.text
+        assert (await tool.extract({"url": f"{site}/wiki/New_Oslo"}, Budget())).text == "New Oslo is a town."
+    assert len(stub.requests) == 4
+    refused = await other.extract({"url": "https://en.wikipedia.org/wiki/New_Oslo"}, Budget())
+    assert refused.text == f"Only pages of {stub.url} can be read, not https://en.wikipedia.org/wiki/New_Oslo."
+    for tool in (english, other):
+        await tool.close()
+    replay.close()
 
 
 @pytest.mark.parametrize(
