@@ -297,7 +297,7 @@ class WikipediaSearch(WebClient):
             return [
                 {
                     "title": text_of(page["title"]),
-                    "url": f"{self._site}/wiki/{text_of(page['title']).replace(' ', '_')}",
+                    "url": f"{self._site}/wiki/{_in_address(text_of(page['title']))}",
                     "content": text_of(page.get("extract")),
                 }
                 for page in pages
@@ -337,6 +337,11 @@ class WikipediaSearch(WebClient):
         request = {**self._wiki, "title": title}
         found = await self._call(EXTRACT_TOOL.name, request, "", fields, read, budget)
         return self._page(arguments["url"], found)
+
+
+def _in_address(title: str) -> str:
+    """Return a page's title as it stands in an address, where a question mark would begin something else."""
+    return title.replace(" ", "_").replace("%", "%25").replace("?", "%3F")
 
 
 def _short(text: str, length: int) -> str:

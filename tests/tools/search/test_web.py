@@ -288,6 +288,15 @@ async def test_pages_that_wikipedia_has_not(stub, wikipedia):
     assert len(stub.requests) == sent
 
 
+async def test_a_title_with_a_question_mark_is_found_by_the_address_that_a_search_gives(stub, wikipedia):
+    page = {"pageid": 3, "ns": 0, "title": "Who at 100%? (film)", "index": 1, "extract": "A film."}
+    stub.faults.append(web.json_response({"batchcomplete": True, "query": {"pages": [page]}}))
+    _, address, *_ = (await wikipedia.search(QUERY, Budget())).text.splitlines()
+    assert address == "https://en.wikipedia.org/wiki/Who_at_100%25%3F_(film)"
+    await wikipedia.extract({"url": address}, Budget())
+    assert stub.requests[-1][1]["titles"] == "Who at 100%? (film)"
+
+
 @pytest.mark.parametrize("answer", [{}, {"query": {"interwiki": [{"title": "de:Oslo", "iw": "de"}]}}])
 async def test_a_title_that_can_have_no_page_is_the_policys_mistake(stub, wikipedia, answer):
     stub.faults.append(web.json_response({"batchcomplete": True, **answer}))
