@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 16 << 20  # of an answer, uncompressed
 MOST_TOKENS = 10**9  # of a request: more is no usage
+THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what the model thought
 _REASON_BYTES = 1 << 16  # of a refusal, which is cut there
 _KEEP_ALIVE_S = 2.0  # below the servers' own 5 s: a connection that we drop first never breaks under a request
 _CONNECT_S = 10.0
@@ -49,6 +50,11 @@ def read_reply(content: bytes) -> ChatAnswer:
     if tokens and not tokens["completion_tokens"] and (text or message.get("tool_calls")):
         tokens = None  # it wrote something
     return ChatAnswer(text, finish if isinstance(finish, str) else "unknown", tokens, message)
+
+
+def thought_of(message: Mapping[str, Any]) -> str:
+    """Return the reasoning that a server gives beside the answer, "" where there is none or it is no text."""
+    return next((valid_text(found) for key in THOUGHTS if isinstance(found := message.get(key), str)), "")
 
 
 def read_usage(usage: Any) -> dict[str, Any] | None:
