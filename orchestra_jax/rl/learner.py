@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # needed with adapters, or on a mesh, only
 __all__ = ["Learner", "LearnerConfig", "TrainState"]
 
 # Traces of one compiled function: more shapes of micro-batches than any configuration has mean one that never repeats.
-_MOST_TRACES = 64
+_MOST_TRACES = 1024
 
 
 class Learner:
