@@ -392,7 +392,7 @@ def test_train_prints_one_sentence_and_no_trace(tmp_path: Path) -> None:
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     done = train("model.path=/nowhere", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert [*(tmp_path / "outputs").iterdir()] == []
+    assert not (tmp_path / "outputs").exists()
     done = train("tools.mcp=['server --api-key=Canary1']", cwd=tmp_path)
     assert (done.returncode, "Canary1" in done.stdout + done.stderr) == (2, False)
     assert [file for file in tmp_path.rglob("*") if file.is_file() and b"Canary1" in file.read_bytes()] == []
