@@ -176,10 +176,10 @@ def wrong_values(key: str, value: Any, kind: Any, rule: Mapping[str, Any]) -> It
     elif is_dataclass(base):
         yield f"{key}={shown(value)} stands where a group of settings is: write {key}.NAME=VALUE."
     else:
-        yield f"{key}={shown(value)} must be {_NOUNS.get(base, 'one of its choices')}: change it."
+        yield f"{key}={shown(value)} must be {NOUNS.get(base, 'one of its choices')}: change it."
 
 
-_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a map"}
+NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a map"}
 
 
 def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
