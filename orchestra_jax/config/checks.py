@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 
 from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode
-from orchestra_jax.config.ranges import broken_rules, range_problem, shown
+from orchestra_jax.config.ranges import NOUNS, broken_rules, range_problem, shown
 from orchestra_jax.config.rollout import ServerOptions
 from orchestra_jax.config.schema import ConfigError, LoraConfig, RunConfig, WorldConfig
 from orchestra_jax.config.tools import ExpertServer
@@ -177,9 +177,6 @@ def wrong_values(key: str, value: Any, kind: Any, rule: Mapping[str, Any]) -> It
         yield f"{key}={shown(value)} stands where a group of settings is: write {key}.NAME=VALUE."
     else:
         yield f"{key}={shown(value)} must be {NOUNS.get(base, 'one of its choices')}: change it."
-
-
-NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a map"}
 
 
 def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,8 +11,7 @@ from typing import Any, get_args, get_origin
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from orchestra_jax.config.checks import NOUNS
-from orchestra_jax.config.ranges import shown, unknown_choice
+from orchestra_jax.config.ranges import NOUNS, shown, unknown_choice
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.io.shipped import CONF
 
