@@ -106,6 +106,8 @@ class ToolResult:
 class InfrastructureError(Exception):
     """A tool, server or network failed through no fault of the policy: the sample is invalid, not wrong."""
 
+    usage: tuple[Usage, ...] = ()  # what was paid until then
+
 
 class ReplayMiss(Exception):  # noqa: N818  named like the fact it states
     """A call that has to be replayed was never recorded: the run cannot go on without the network."""

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 
 from orchestra_jax.config.choices import EngineName, QuestionFormat, ReplayMode
-from orchestra_jax.config.ranges import range_problem, shown
+from orchestra_jax.config.ranges import NOUNS, range_problem, shown
 from orchestra_jax.config.rollout import ServerOptions
 from orchestra_jax.config.schema import ConfigError, LoraConfig, RunConfig, WorldConfig
 from orchestra_jax.config.tools import ExpertServer
@@ -163,10 +163,7 @@ def wrong_values(key: str, value: Any, kind: Any, rule: Mapping[str, Any]) -> It
     elif is_dataclass(base):
         yield f"{key}={shown(value)} stands where a group of settings is: write {key}.NAME=VALUE."
     else:
-        yield f"{key}={shown(value)} must be {_NOUNS.get(base, 'one of its choices')}: change it."
-
-
-_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a map"}
+        yield f"{key}={shown(value)} must be {NOUNS.get(base, 'one of its choices')}: change it."
 
 
 def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

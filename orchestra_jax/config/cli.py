@@ -123,6 +123,7 @@ def end(message: str, folder: str = "") -> NoReturn:
     """End the process with a sentence on standard error, as every user's error does; remove `folder` if it is empty."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)
+        os.rmdir("outputs")  # if it was made for that folder, it is empty too
     print(message, file=sys.stderr)
     sys.exit(USAGE_ERROR)
 

@@ -4,12 +4,16 @@ import re
 import traceback
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from enum import Enum
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from orchestra_jax.config.ranges import shown, unknown_choice
+from orchestra_jax.config.ranges import NOUNS, shown, unknown_choice
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.io.shipped import CONF
 
 
 def keys(schema: type = RunConfig, prefix: str = "") -> dict[str, type | None]:
@@ -52,6 +56,12 @@ def explain(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):  # Hydra does not say where
         known = [frame.f_locals.get("config_path") for frame, _ in traceback.walk_tb(error.__traceback__)]
         return _one_line(f"In '{next(filter(None, reversed(known)), 'a file')}': {error}.")
+    if type(error) is ValueError and (given := _override(error)):  # Hydra does not say of which setting
+        key = given.partition("=")[0].lstrip("+")
+        plus = "" if key in keys() else "+"
+        if "Config group" in str(error):
+            return f"{shown(given)!r} names no file of a config group: write {plus}{shown(key)}=NAME."
+        return unknown_key(key)
     if isinstance(error, TypeError):  # Hydra's own code takes the value for another kind
         return _one_line(f"A setting has a kind of value that its place does not take ({error}): write KEY=VALUE.")
     chain = [error]
@@ -65,10 +75,19 @@ def explain(error: BaseException) -> str:
             )
         if isinstance(cause, ConfigAttributeError | ConfigKeyError):
             key = str(cause.full_key)
+            owner, _, name = key.rpartition(".")
+            if (get_origin(kind := _kind(owner)) or kind) in (dict, Any):
+                return f"{owner} has no entry {shown(name)!r} yet: write +{shown(key)}=VALUE to give it one."
             return unknown_key(key) if key.partition(".")[0] != "hydra" else _one_line(f"{chain[0]} {cause}")
         if isinstance(cause, MissingConfigException) and cause.options is not None and cause.missing_cfg_file:
             return _unknown_file(str(cause.missing_cfg_file), list(cause.options))
     whole = "\n".join(str(cause) for cause in chain)
+    if found := re.match(r"In '.*': Could not load '(\w.*/.+)'\.", whole):
+        group = found[1].rpartition("/")[0]
+        if options := sorted(path.stem for path in (CONF / group).glob("*.yaml")):
+            return _unknown_file(found[1], options)
+    if told := _interpolation(str(error)):
+        return told
     file = re.match(r"In '(.+)': (?:ValidationError|Config(?:Key|Attribute)Error)", whole)
     where = f"In '{file[1]}': " if file else ""
     if found := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]\s+full_key: (\S+)", whole):
@@ -82,7 +101,68 @@ def explain(error: BaseException) -> str:
         if f"{found[1]}.name" in keys():
             return f"'{found[1]}' is no choice of a config group: write {found[1]}.name=NAME."
         return f"'{found[1]}' has no default to replace: write +{found[1]}=NAME."
+    if told := _wrong_kind(whole):
+        return where + told
     return _one_line(" ".join(str(cause) for cause in chain))
+
+
+def _override(error: BaseException) -> str:
+    """Return the word of the command line that Hydra was at, "" if there is none."""
+    words = [frame.f_locals.get("override") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((str(word.input_line) for word in reversed(words) if hasattr(word, "input_line")), "")
+
+
+def _interpolation(said: str) -> str:
+    """Return the sentence for a ${...} that leads nowhere, "" for another error."""
+    if found := re.match(r"Interpolation key '(.+)' not found", said):
+        return f"A setting refers to another with ${{...}}. {unknown_key(found[1])}"
+    if found := re.search(r"Environment variable '(.+)' not found", said):
+        return f"The environment variable {shown(found[1])}, which a setting refers to, is not set: set it."
+    if found := re.match(r"Unsupported interpolation type (.+)", said):
+        name = shown(found[1])
+        return f"${{{name}:...}} in a setting is of no known kind: write ${{KEY}}, or ${{oc.env:VARIABLE}}."
+    return ""
+
+
+def _wrong_kind(said: str) -> str:
+    """Return the sentence for a value of another kind than its setting has, "" for another error."""
+    key = re.search(r"^\s*full_key: (\S+)", said, re.MULTILINE)
+    wanted = None if key is None else _noun(key[1])
+    if key is None or wanted is None:
+        return ""
+    override = re.match(r"Error merging override [+]*([^=\n]+)=(.*)", said)
+    if override and override[1].startswith(f"{key[1]}."):
+        return unknown_key(override[1])
+    inner = re.search(r"^Value '(.*)' of type |^While dereferencing interpolation '(.*)': ", said, re.MULTILINE)
+    if override and override[1] == key[1]:
+        value = override[2]
+    elif inner:
+        value = inner[2] if inner[1] is None else inner[1]
+    else:
+        return ""
+    fix = f"write {key[1]}=[{shown(value)}]" if wanted == NOUNS[list] and value[:1] not in "[{" else "change it"
+    return f"{key[1]}={shown(value)} must be {wanted}: {fix}."
+
+
+def _kind(key: str) -> Any:
+    """Return the type of a setting, or of an entry of one; None: the schema has none."""
+    kind: Any = RunConfig
+    for part in re.findall(r"[^.\[\]]+", key):
+        if is_dataclass(kind):
+            kind = {entry.name: entry.type for entry in fields(kind)}.get(part)
+        else:  # a list's or map's values
+            kind = kind if kind is Any else next(reversed(get_args(kind)), None)
+        if isinstance(kind, UnionType):
+            kind = next(each for each in get_args(kind) if each is not type(None))
+    return kind
+
+
+def _noun(key: str) -> str | None:
+    """Return what a setting has to be, in words; None: the schema has no such key, or settings below it."""
+    kind = _kind(key)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(each.value for each in kind)}"
+    return NOUNS.get(get_origin(kind) or kind)
 
 
 def _unknown_file(path: str, options: list[str]) -> str:

@@ -20,6 +20,7 @@ LARGE = 2**53 - 1  # of what adds up over a run, such as tokens: still exact in 
 _MOST, _LEAST = 3.4e38, 1.2e-38  # of a float of 32 bits, but for 0
 _LONGEST = 4096  # characters of a text: the longest path
 _SHOWN = 300  # characters of a value that a sentence repeats: a path is not cut
+NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a map"}
 
 
 class ConfigError(ValueError):

@@ -72,8 +72,7 @@ class EmbeddedEngine:
 
     def close_session(self, session: int) -> None:
         self._open.discard(session)
-        request = self._under_way(session)
-        if request is not None:
+        if (request := self._under_way(session)) is not None:
             request.future.cancel()
             self._forget(request)
         if place := self._place.pop(session, None):

@@ -84,6 +84,7 @@ class MixtureEnvironment(Environment):
                 self._parts[name] = make_environment(part_of(cfg, name))
             except ConfigError as error:
                 raise ConfigError(_named(name, str(error))) from error
+        self.silent_baselines = all(part.silent_baselines for part in self._parts.values())
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:
@@ -134,6 +135,16 @@ class MixtureEnvironment(Environment):
                 tasks, gate = ([with_part(task, name) for task in some] for some in (found.tasks, found.gate))
                 return replace(found, tasks=tasks, gate=gate)
         return None
+
+    def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
+        """Return questions of the parts that have any, by weight, under the kinds that all of these have."""
+        pairs = {name: found for name, part in self._parts.items() if (found := part.paired_preferences(count))}
+        kinds = [kind for kind in next(iter(pairs.values()), {}) if all(kind in found for found in pairs.values())]
+        posed = {kind: {name: found[kind] for name, found in pairs.items()} for kind in kinds}
+        return {
+            kind: [with_part(task, name) for name, task in _by_weight(tasks, self._weights, count)]
+            for kind, tasks in posed.items()
+        }
 
     def baselines(self) -> Mapping[str, Script]:
         """Return the baselines that every part has."""

@@ -29,6 +29,8 @@ class BudgetExceeded(Exception):  # noqa: N818  named like the fact it states
         scope: name of the budget that refused.
     """
 
+    usage: tuple[Usage, ...] = ()  # what the same call had paid before
+
     def __init__(self, message: str, scope: str) -> None:
         super().__init__(message, scope)  # all arguments, or it could not be pickled
         self.scope = scope

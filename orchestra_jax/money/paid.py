@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from orchestra_jax.io.stopwatch import queued
-from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.money.reservations import Reservation, acquire
@@ -150,6 +150,21 @@ class PaidCalls:
         """Send a request until an answer can be recorded, as often as allowed. The usage has every charged try."""
         self._prepare()
         charged = list[Usage]()
+        try:
+            return await self._answered(kind, request, worst, send, budget, charged)
+        except (InfrastructureError, BudgetExceeded) as error:
+            error.usage = tuple(charged)
+            raise
+
+    async def _answered(
+        self,
+        kind: str,
+        request: Mapping[str, Any],
+        worst: Usage,
+        send: Send,
+        budget: Budget,
+        charged: list[Usage],
+    ) -> Recorded:
         for attempt in itertools.count():
             task = await self._start(budget, worst, send)
             try:

@@ -60,8 +60,7 @@ class PriceList:
             MissingPrice: no entry for `name`.
             ValueError: a negative amount, or more cached than prompt tokens.
         """
-        price = self.entries.get(name)
-        if price is None:
+        if (price := self.entries.get(name)) is None:
             raise MissingPrice(f"Price list {self.id!r} has no price for {name!r}; add it under entries.")
         if min(cached_tokens, completion_tokens, seconds, calls) < 0 or cached_tokens > prompt_tokens:
             raise ValueError(
@@ -107,8 +106,7 @@ def call_rows(
     """
     if spec.price_usd is None and rows:
         return rows if shown is None else tuple(_as_shown(row, shown, paid or shown) for row in rows)
-    seconds = spec.latency_s
-    if seconds is None:
+    if (seconds := spec.latency_s) is None:
         seconds = sum(row.seconds for row in rows) if rows else elapsed
     row = Usage(
         name=spec.name,

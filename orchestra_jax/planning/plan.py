@@ -50,7 +50,7 @@ class Job:
         response: share of the tokens that was sampled and carries loss.
         epochs, minibatches: passes over the step's trajectories, and optimizer steps of one.
         reference: dtype of the reference policy that scores every trajectory once, sharded as the policy is; None: no
-            KL. With adapters their base is the reference.
+            KL. With adapters their base is the reference, or carries the small adapters that are.
         offload: whether the reference waits in host memory during the updates.
         forks: sequences of a trajectory; its k-th sequence has k / forks of `tokens`, as its context grows evenly.
         row_sequences: most sequences of a packed row; None: as many as fit.

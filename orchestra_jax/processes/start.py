@@ -172,7 +172,7 @@ def _fail_alone(error: BaseException) -> None:
 
 
 def _first_host(nodes: str) -> str:
-    """Return the first host of Slurm's list: node001 of "node[001-004,7],other"."""
-    head = re.match(r"([^,\[]*)(?:\[([^,\-\]]*))?", nodes)
+    """Return the first host of Slurm's list: node001-ib of "node[001-004,7]-ib,other"."""
+    head = re.match(r"(?:[^,\[]|\[[^\]]*\]?)*", nodes)
     assert head is not None  # it matches anything
-    return head[1] + (head[2] or "")
+    return re.sub(r"\[([^,\-\]]*)[^\]]*\]?", r"\1", head[0])

@@ -221,8 +221,7 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[Mi
     for number, given in enumerate(rows):
         row = given if shapes.prefix_widths else dataclasses.replace(given, prefix=0)
         length = len(row.tokens) - row.prefix
-        width = next((w for w in shapes.widths if w >= length), None)
-        if width is None:
+        if (width := next((w for w in shapes.widths if w >= length), None)) is None:
             raise ValueError(f"A row of {length} tokens exceeds the widest shape {shapes.widths[-1]}; widen it.")
         check_start(row, row.prefix)
         same = number if shapes.sequences_per_row == 1 else (row.prefix, row.tokens, row.sampled)
@@ -262,8 +261,7 @@ def select_size(found: int, positions: int, fractions: Sequence[float]) -> int:
 def _cut(part: Sequence[Sequence[TokenSequence]], width: int, shapes: MicroShapes) -> list[MicroBatch]:
     """Make one micro-batch of these rows, or several small ones if those have at most half the tokens."""
     longest = max(row[0].prefix for row in part)
-    prefix_width = next((w for w in (0, *shapes.prefix_widths) if w >= longest), None)
-    if prefix_width is None:
+    if (prefix_width := next((w for w in (0, *shapes.prefix_widths) if w >= longest), None)) is None:
         raise ValueError(f"A prefix of {longest} tokens exceeds the widest {shapes.prefix_widths[-1]}; widen it.")
     rows, slots = shapes.sizes(width)
     few = max(1, rows // _LEFT_OVER) if width == shapes.widths[-1] else rows

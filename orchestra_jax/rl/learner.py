@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # needed with adapters, or on a mesh, only
 __all__ = ["Learner", "LearnerConfig", "TrainState"]
 
 # Traces of one compiled function: more shapes of micro-batches than any configuration has mean one that never repeats.
-_MOST_TRACES = 64
+_MOST_TRACES = 1024
 
 
 class Learner:
@@ -169,13 +169,14 @@ class Learner:
         (batch,) = self.place([batch])
         return dataclasses.replace(batch, old_logprobs=self._logprobs(params, base, self._on_device(batch)))
 
-    def with_ref_logprobs(self, params: Params, batch: MicroBatch) -> MicroBatch:
+    def with_ref_logprobs(self, params: Params, batch: MicroBatch, *, base: Params | None = None) -> MicroBatch:
         """Return the batch with the log-probs of the reference policy as `ref_logprobs`.
 
-        The reference is whole, in any dtype, on the devices or in host memory (`place_params` once for many batches).
+        It is whole, or with `base` adapters, in any dtype, on the devices or not (`place_params` once for all batches).
         """
         (batch,) = self.place([batch])
-        found = self._ref_logprobs(self.place_params(params), self._on_device(batch))
+        given = self.place_params(params), self._on_device(batch)
+        found = self._ref_logprobs(*given) if base is None else self._logprobs(given[0], base, given[1])
         return dataclasses.replace(batch, ref_logprobs=found)
 
     # --- optimizer steps ---

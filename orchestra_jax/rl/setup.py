@@ -77,7 +77,8 @@ def reward_groups(
 
 def kl_scale(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
     """Return the factor on loss.kl_coef: it falls from 1 linearly to kl_final over the first kl_fade of the run."""
-    return 1.0 - (1.0 - algorithm.kl_final) * min(1.0, step / max(1.0, algorithm.kl_fade * steps))
+    faded = min(1.0, step / max(1.0, algorithm.kl_fade * steps)) if algorithm.kl_fade else 1.0
+    return 1.0 - (1.0 - algorithm.kl_final) * faded
 
 
 def policy_shapes(

@@ -234,7 +234,6 @@ def make_chat(cfg: WorldConfig) -> ChatFormat:
         from orchestra_jax.rollout.folder_tokenizer import folder_tokenizer
 
         return ChatFormat(folder_tokenizer(cfg.model), history=cfg.rollout.history)
-    own = environment_class(cfg).chat(cfg)
-    if own is None:
+    if (own := environment_class(cfg).chat(cfg)) is None:
         raise ConfigError(f"The environment {cfg.env.name} has no tokenizer of its own: set model.tokenizer=FOLDER.")
     return ChatFormat(own.tokenizer, history=cfg.rollout.history, compact_menu=own.compact_menu)

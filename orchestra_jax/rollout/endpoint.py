@@ -21,14 +21,13 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.messages import WholeReply
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient, PromptTooLong
-from orchestra_jax.tools.experts.endpoint import read_reply
+from orchestra_jax.tools.experts.endpoint import THOUGHTS, read_reply
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import InfrastructureError, ToolSpec, Usage
 
 _TEMPLATE = 1024  # tokens that a template may add to a prompt with tools
 _ENDED = ("stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn", "stop_sequence")
-_THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what the model thought
 
 
 class EndpointPolicy(ExpertClient):
@@ -118,7 +117,7 @@ class EndpointPolicy(ExpertClient):
         reply = read_reply(content)
         message = reply.message
         try:
-            thought = next((text_of(message[key]) for key in _THOUGHTS if message.get(key)), "")
+            thought = next((text_of(message[key]) for key in THOUGHTS if message.get(key)), "")
             calls = [
                 [text_of(call.get("id")), text_of(call["function"]["name"]), text_of(call["function"].get("arguments"))]
                 for call in message.get("tool_calls") or []
@@ -129,7 +128,7 @@ class EndpointPolicy(ExpertClient):
         texts = {"text": valid_text(reply.text), "thought": valid_text(thought), "finish_reason": finish}
         return {**texts, "calls": [[valid_text(part) for part in call] for call in calls]}, reply.tokens
 
-    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any], content: bytes) -> dict[str, Any]:
         """Return the tokens of a request whose answer names none, by our own count."""
         count = self.counter.count
         prompt = count(json.dumps([body["messages"], body.get("tools")], ensure_ascii=False))

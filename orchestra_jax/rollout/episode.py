@@ -187,15 +187,14 @@ class EpisodePlayer:
         async def step(call: ToolCall) -> tuple[ToolResult, float]:
             return await self.wait(f"tool {call.name}", lambda _: episode.step(call), limit_s)
 
-        results, seconds = list[ToolResult](), [0.0]
-        for found in await asyncio.gather(*map(step, calls), return_exceptions=True):
-            if isinstance(found, BaseException):
-                raise found
-            result, measured = found
-            results.append(result)
-            seconds.append(max(work_seconds(result.usage), measured))
-        self.worked_s += max(seconds)
-        return results
+        found = await asyncio.gather(*map(step, calls), return_exceptions=True)
+        done = [each for each in found if not isinstance(each, BaseException)]
+        for each in found:
+            if isinstance(each, BaseException):
+                self.ledger += [row for result, _ in done for row in result.usage]
+                raise each
+        self.worked_s += max((max(work_seconds(result.usage), measured) for result, measured in done), default=0.0)
+        return [result for result, _ in done]
 
     async def wait(self, what: str, begin: Callable[[int], Awaitable[T]], deadline_s: float | None) -> tuple[T, float]:
         """Wait for the result of `begin(attempt)`; return it with the seconds of work of that attempt.
@@ -219,6 +218,7 @@ class EpisodePlayer:
                 failure.__cause__ = error
             except InfrastructureError as error:
                 failure = error
+                self.ledger += error.usage
             if attempt == self.limits.retries:
                 raise failure
         raise AssertionError

@@ -151,12 +151,10 @@ class Account:
 
     async def answered(self, number: int, result: ToolResult, *, paid: bool) -> ToolResult:
         """Note the result of a call and return it; one that cost more than is left, and nobody was paid, is refused."""
-        usd = _usd(result)
+        usd = _usd(result.usage)
         if not paid and self.too_dear(usd):
             result, usd = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True), 0.0
-        if not paid and usd:
-            row = Usage(self.steps[number].tool, cost_usd=usd)
-            (await acquire(self._own, row)).settle(row)
+        await self._charge_call(number, 0.0 if paid else usd)
         text = result.text if result.final is None else result.final
         step = self.steps[number]
         models = dict.fromkeys(row.name for row in result.usage if row.name != step.tool)
@@ -169,14 +167,13 @@ class Account:
             model=", ".join(models),
         )
         self.ledger += result.usage
-        self._charge(0.0 if paid else usd)
         self._told(self.steps[number])
         return result
 
-    def paid(self, before: Mapping[str, Spending], result: ToolResult) -> bool:
+    def paid(self, before: Mapping[str, Spending], rows: Iterable[Usage]) -> bool:
         """Return whether somebody was paid for a call; without a limit others may have been paid for beside it."""
         changed = {name for name, spent in self.budget.by_name().items() if spent != before.get(name)}
-        return bool(changed if self._max_usd is not None else changed & {row.name for row in result.usage})
+        return bool(changed if self._max_usd is not None else changed & {row.name for row in rows})
 
     def too_dear(self, usd: float) -> bool:
         """Return whether so many dollars do not fit beside what is spent."""
@@ -194,20 +191,30 @@ class Account:
         finally:
             self._lock.release()
 
+    async def _charge_call(self, number: int, usd: float) -> None:
+        """Count the dollars of a call that nobody is paid."""
+        if usd:
+            row = Usage(self.steps[number].tool, cost_usd=usd)
+            (await acquire(self._own, row)).settle(row)
+            self._charge(usd)
+
     def _charge(self, usd: float) -> None:
         """Count dollars that nobody is paid."""
         self._unpaid += usd
         if self._max_usd is not None:
             self.budget.limits = Limits(usd=max(0.0, self._max_usd - self._unpaid))
 
-    def failed(self, number: int, reason: str) -> None:
+    async def failed(self, number: int, error: InfrastructureError, *, paid: bool) -> None:
         """Note that a call failed through no fault of the policy; it may be tried again as another one."""
-        self.steps[number] = replace(self.steps[number], result=f"failed: {reason}", refused=True)
+        usd = _usd(error.usage)
+        await self._charge_call(number, 0.0 if paid else usd)
+        self.ledger += error.usage
+        self.steps[number] = replace(self.steps[number], result=f"failed: {error}", usd=usd, refused=True)
         self._told(self.steps[number])
 
 
-def _usd(result: ToolResult) -> float:
-    return sum(row.cost_usd for row in result.usage if row.role in TRAJECTORY_ROLES)
+def _usd(rows: Iterable[Usage]) -> float:
+    return sum(row.cost_usd for row in rows if row.role in TRAJECTORY_ROLES)
 
 
 class AskedEpisode:
@@ -243,13 +250,13 @@ class AskedEpisode:
             else:
                 result = await self._episode.step(call)
         except InfrastructureError as error:
-            account.failed(number, str(error))
+            await account.failed(number, error, paid=account.paid(before, error.usage))
             raise
         except BudgetExceeded as error:
             if error.scope != REQUEST:
                 raise
-            result = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
-        return await account.answered(number, result, paid=account.paid(before, result))
+            result = ToolResult(OUT_OF_BUDGET, error.usage, is_error=True, refused=True)
+        return await account.answered(number, result, paid=account.paid(before, result.usage))
 
     async def score(self, answer: str) -> bool:
         return False

@@ -60,7 +60,7 @@ def within_budget(handler: ToolHandler) -> ToolHandler:
         except BudgetExceeded as error:
             if error.scope != "trajectory":
                 raise
-            return ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
+            return ToolResult(OUT_OF_BUDGET, error.usage, is_error=True, refused=True)
 
     return call
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from orchestra_jax.io.stopwatch import worked
 from orchestra_jax.io.untrusted import valid_text
-from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList, call_rows
 from orchestra_jax.tools.schema import validate_arguments
-from orchestra_jax.types import ToolCall, ToolResult, ToolSpec
+from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec
 
 # Executes a call: (its validated arguments, the budget that pays for it) -> what the policy reads.
 ToolHandler = Callable[[Mapping[str, Any], Budget], Awaitable[ToolResult | str]]
@@ -49,24 +50,24 @@ class ToolExecutor:
         self._handlers, self._budget, self._paid = handlers, budget, paid
         if len(self._specs) != len(self.tools):
             raise ValueError(f"Two tools of the menu share a name: {sorted(spec.name for spec in self.tools)}.")
-        missing = [name for name in self._specs if name not in handlers]
-        if missing:
+        if missing := [name for name in self._specs if name not in handlers]:
             raise ValueError(f"No handler for tool {missing[0]!r}; this environment offers {sorted(handlers)}.")
 
     async def step(self, call: ToolCall) -> ToolResult:
         """Execute one call; see `Episode.step`."""
-        spec = self._specs.get(call.name)
-        if spec is None:
-            known = ", ".join(self._specs) or "none"
-            said = f"Unknown tool {call.name!r}; the available tools are: {known}."
+        if (spec := self._specs.get(call.name)) is None:
+            said = f"Unknown tool {call.name!r}; the available tools are: {', '.join(self._specs) or 'none'}."
             return ToolResult(said, is_error=True, refused=True)
-        problem = validate_arguments(spec, call.arguments)
-        if problem is not None:
+        if (problem := validate_arguments(spec, call.arguments)) is not None:
             return ToolResult(problem, is_error=True, refused=True)
-        start = worked()
-        result = as_result(await self._handlers[call.name](call.arguments, self._budget))
-        elapsed = worked() - start
+        start, shown = worked(), partial(call_rows, shown=self.prices, paid=self._paid)
+        free = replace(spec, price_usd=None)  # the price per call is of executed ones
+        try:
+            result = as_result(await self._handlers[call.name](call.arguments, self._budget))
+        except (InfrastructureError, BudgetExceeded) as error:
+            rows = shown(free, error.usage, 0.0) if error.usage else ()
+            error.usage = tuple(replace(row, seconds=0.0) for row in rows)  # that time is not the trajectory's
+            raise
         if result.refused and not result.usage:
             return result
-        spec = replace(spec, price_usd=None) if result.refused else spec  # the price per call is of executed ones
-        return replace(result, usage=call_rows(spec, result.usage, elapsed, shown=self.prices, paid=self._paid))
+        return replace(result, usage=shown(free if result.refused else spec, result.usage, worked() - start))

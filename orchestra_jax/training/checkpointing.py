@@ -31,7 +31,7 @@ class RunState:
     """The state that the loop changes."""
 
     trained: TrainState
-    reference: Any = None  # frozen starting policy for the KL; None without a KL, and with LoRA, whose base it is
+    reference: Any = None  # frozen start of what is trained, for a KL; None without, and where the base is it
     phase: str = "warm_start"  # then "policy"
     step: int = 0  # number of finished steps of this phase
     version: int = 0  # of the engine's weights
@@ -97,8 +97,7 @@ class Checkpoints:
 
     def peek(self) -> dict[str, Any] | None:
         """Return the newest checkpoint's meta, or None if there is none."""
-        step = self.manager.latest_step()
-        if step is None:
+        if (step := self.manager.latest_step()) is None:
             return None
         return dict(self.manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"])
 

@@ -64,8 +64,7 @@ def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
 
 def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
     """Return a sentence about what a step will cost outside, or None if no expert is called."""
-    cost = step_cost(cfg, prices)
-    if cost is None:
+    if (cost := step_cost(cfg, prices)) is None:
         return None
     if cfg.replay.mode == "replay":
         return "Dry run: all outside calls are replayed and cost nothing."

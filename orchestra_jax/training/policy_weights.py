@@ -64,9 +64,9 @@ def _mark(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def starting_reference(algorithm: AlgorithmConfig, params: Params) -> Any:
-    """Return a frozen copy of the policy, sharded like it, or in host memory as numpy arrays.
+    """Return a frozen copy of the policy, or of its adapters, sharded like it, or in host memory as numpy arrays.
 
-    Under LoRA the frozen base is the reference, and this is not called.
+    Under fresh adapters the frozen base is the reference, and this is not called.
     """
     dtype = jnp.dtype(algorithm.reference_dtype)
 

@@ -93,7 +93,8 @@ class Trainer:
             cfg.algorithm, cfg.rollout, cfg.steps, self.model, mesh=self.mesh, adapters=self.lora
         )
         self.shapes = policy_shapes(cfg.algorithm, cfg.model, cfg.rollout.limits.max_length, cfg.rollout.history)
-        self._keeps_reference = cfg.algorithm.loss.kl_coef > 0 and not cfg.model.lora.rank  # else the base is it
+        fresh = self.lora is not None and cfg.model.lora.path is None  # their base is the reference
+        self._keeps_reference = cfg.algorithm.loss.kl_coef > 0 and not fresh
         self.schedule = learning_rate(cfg.algorithm.optimizer, policy_updates(cfg.algorithm, cfg.steps))
         warms = cfg.warm_start.steps and (cfg.model.path is None or cfg.warm_start.pretrained)
         self.warm = warm_learner(cfg.warm_start, self.model, mesh=self.mesh, adapters=self.lora) if warms else None

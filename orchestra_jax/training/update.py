@@ -40,7 +40,7 @@ def update(
     Args:
         kl_scale: factor on loss.kl_coef in this step.
         spans_rows: True if the loss has one ratio over several rows of a trajectory (`rl.setup.ratio_spans_rows`).
-        reference: whole policy of the KL, on the devices or in host memory.
+        reference: policy of the KL, on the devices or in host memory: whole, or other adapters on `base`.
         scored: list that gets all micro-batches with the learner's own old log-probs, if the loss needs them.
 
     Returns:
@@ -60,9 +60,9 @@ def update(
             if scored is not None:
                 scored += itertools.chain(*minibatches)
         if with_kl:
-            whole = learner.place_params(reference)
-            minibatches = [[learner.with_ref_logprobs(whole, batch) for batch in batches] for batches in minibatches]
-            del whole  # an offloaded one leaves the devices before the update
+            frozen, on = learner.place_params(reference), None if reference is base else base
+            minibatches = [[learner.with_ref_logprobs(frozen, b, base=on) for b in batches] for batches in minibatches]
+            del frozen  # an offloaded one leaves the devices before the update
         positions = sum(batch.tokens.size + batch.prefix.size for batch in itertools.chain(*minibatches))
         shared = sum(int(jax.device_get(batch.repeated.sum())) for batch in itertools.chain(*minibatches))
         for number, batches in enumerate(minibatches * algorithm.epochs):

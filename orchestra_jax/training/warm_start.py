@@ -38,8 +38,7 @@ def warm_start(trainer: Trainer, learner: Learner, environment: Environment) -> 
         Interrupted: a signal came; the last finished step is saved.
     """
     cfg, settings, state = trainer.cfg, trainer.cfg.warm_start, trainer.state
-    demonstrations = environment.demonstrations()
-    if demonstrations is None:
+    if (demonstrations := environment.demonstrations()) is None:
         raise ConfigError(
             f"The environment {cfg.env.name} has no demonstrations to learn from: set model.path=FOLDER, or "
             "warm_start.steps=0."

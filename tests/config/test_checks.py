@@ -161,12 +161,12 @@ def test_loaded_config_is_frozen_and_typed() -> None:
         ("+reward.outcom=1", ["Unknown key 'reward.outcom'", "did you mean reward.outcome?"]),
         ("rewrd=paper", ["Unknown key 'rewrd'", "did you mean reward?"]),
         ("learning_rate=1", ["did you mean algorithm.optimizer.learning_rate or warm_start.optimizer.learning_rate?"]),
-        ("seed.x=1", ["seed.x=1", "Integer"]),
+        ("seed.x=1", ["Unknown key 'seed.x': did you mean seed?"]),
         ("reward=papr", ["Unknown choice 'reward=papr'", "did you mean reward=paper?", "outcome, paper"]),
         ("+experiment=hel", ["did you mean +experiment=hle?"]),
         ("experiment=hle", ["write +experiment=NAME"]),
         ("pricing=paper", ["write pricing.name=NAME"]),
-        ("steps=abc", ["steps=abc", "Integer"]),
+        ("steps=abc", ["steps=abc must be a whole number: change it."]),
         ("hydra.run.dri=x", ["hydra.run.dri"]),
         ("name=${nothing}", ["nothing"]),
         ("reward.outcome=2", ["reward.outcome=2.0 must be within [0, 1]"]),
@@ -350,6 +350,7 @@ def test_what_names_no_questions_to_evaluate_on_is_not_replaced_by_training_ques
     [
         ("loss: grpo", "grpo stands where a group of settings is: write algorithm.loss.NAME=VALUE."),
         ("loss: {kl: k4}", "algorithm.loss.kl=k4 is unknown: use one of k1, k2, k3."),
+        ("epochs: x", "algorithm.epochs=x must be a whole number: change it."),
     ],
 )
 def test_a_wrong_value_in_a_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -392,7 +393,7 @@ def test_train_prints_one_sentence_and_no_trace(tmp_path: Path) -> None:
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     done = train("model.path=/nowhere", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert [*(tmp_path / "outputs").iterdir()] == []
+    assert not (tmp_path / "outputs").exists()
     done = train("tools.mcp=['server --api-key=Canary1']", cwd=tmp_path)
     assert (done.returncode, "Canary1" in done.stdout + done.stderr) == (2, False)
     assert [file for file in tmp_path.rglob("*") if file.is_file() and b"Canary1" in file.read_bytes()] == []

@@ -162,7 +162,7 @@ def test_a_value_is_checked_without_a_command_line_too() -> None:
         ("", "'' is no setting: write KEY=VALUE, close every bracket and quote, and put quotes around a value that"),
         ("name=[1", "'name=[1' is no setting: write KEY=VALUE"),
         ("rollout=[[1]]", "A setting has a kind of value that its place does not take"),
-        ("tools=null", "Config group override must be a string or a list. Got NoneType"),
+        ("tools=null", "'tools=null' names no file of a config group: write tools=NAME."),
         ("mesh=mine", "mesh/mine.yaml"),
         ("reward=mine", "In 'reward/mine': 'utf-8' codec can't decode byte"),
     ],

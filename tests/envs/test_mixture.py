@@ -107,6 +107,38 @@ def test_what_is_held_out_is_of_each_part_by_weight_and_a_longer_list_begins_wit
     assert len(environment.held_out(100)) == 8
 
 
+def test_a_question_under_other_preferences_is_of_the_parts_that_have_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pairs(kinds: str) -> Any:
+        def paired(self: Left, count: int) -> dict[str, list[Task]]:
+            return {
+                kind: [replace(task, preference=Preference(kind, "")) for task in self.tasks[:4][:count]]
+                for kind in kinds
+            }
+
+        return paired
+
+    assert MixtureEnvironment(config()).paired_preferences(4) == {}
+    monkeypatch.setattr(Left, "paired_preferences", pairs("ab"))
+    monkeypatch.setattr(Right, "paired_preferences", pairs("bc"))
+    environment = MixtureEnvironment(config(3, 1))
+    found = environment.paired_preferences(4)
+    assert {kind: ids(tasks) for kind, tasks in found.items()} == {"b": ids(environment.held_out(4))}
+    assert {task.preference.name for task in found["b"]} == {"b"}
+    assert environment.reset(found["b"][0], Budget()) == ("Left", "Left-0")
+    monkeypatch.setattr(Right, "paired_preferences", Environment.paired_preferences)
+    alone = environment.paired_preferences(4)
+    assert {kind: ids(tasks) for kind, tasks in alone.items()} == {
+        kind: ids(environment._parts[LEFT].tasks[:4]) for kind in "ab"
+    }
+
+
+def test_baselines_are_silent_where_those_of_all_parts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Right, "silent_baselines", True)
+    assert not MixtureEnvironment(config()).silent_baselines
+    monkeypatch.setattr(Left, "silent_baselines", True)
+    assert MixtureEnvironment(config()).silent_baselines
+
+
 async def test_a_task_is_played_where_it_came_from_and_all_parts_are_closed() -> None:
     environment = MixtureEnvironment(config())
     for task in (*next(environment.train_tasks(6)), *environment.held_out(4)):

@@ -51,6 +51,7 @@ def test_one_process_agrees_with_itself():
         ({}, {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),  # a batch script, not a step
         ({}, SLURM, Ranks("node007:62344", 1, 2)),
         ({}, SLURM | {"SLURM_STEP_NODELIST": "gpu-3,gpu-9"}, Ranks("gpu-3:62344", 1, 2)),
+        ({}, SLURM | {"SLURM_STEP_NODELIST": "rack[2,4]-n[01-04,7].ib,b[1-2]"}, Ranks("rack2-n01.ib:62344", 1, 2)),
         ({}, SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_LOCALID": "1"}, Ranks("node007:62344", 1, 2, device=1)),
         ({"coordinator": "a:1"}, SLURM, Ranks("a:1", 1, 2)),
         ({"coordinator": "a:1"}, MPI, Ranks("a:1", 1, 2)),

@@ -486,3 +486,20 @@ def test_a_bf16_second_moment_decays_as_its_b2_says():
 def test_an_unknown_moment_dtype_is_an_error():
     with pytest.raises(ValueError, match="moment_dtype=float16 is unknown: use bfloat16, or one of float32"):
         OptimizerConfig(0.1, moment_dtype="float16")
+
+
+def test_a_reference_may_be_other_adapters_on_the_base():
+    made = Learner(MODEL, learner(**KL).cfg, make_optimizer(OptimizerConfig(1e-2)), adapters=ADAPTERS)
+    (batch,) = micro_batches(make_rows(), FULL)
+    state, base = made.init(some_adapters()), weights()
+    batch = made.with_old_logprobs(state.params, batch, base=base)
+    on_base = made.with_ref_logprobs(jax.tree.map(np.asarray, some_adapters()), batch, base=base)
+    np.testing.assert_array_equal(on_base.ref_logprobs, batch.old_logprobs)
+    assert np.abs(made.with_ref_logprobs(base, batch).ref_logprobs - batch.old_logprobs).max() > 0.01
+
+
+def test_long_lists_of_widths_and_fractions_are_no_shapes_that_never_repeat():
+    """Nine row widths, five prefix widths and three shares are 135 shapes, and the 65th ended a run."""
+    function = learner()._jit(lambda x: x + 1)
+    for length in range(1, 136):
+        function.lower(np.zeros(length, np.float32))  # traced, and not compiled

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.rl import setup
 from orchestra_jax.rl.groups import group_arrays
@@ -61,3 +62,12 @@ def test_a_micro_batch_has_a_prompt_for_each_group_of_its_rows(tmp_path: Path):
         given = replace(cfg.algorithm, group_size=size, micro_tokens=64 * 32, sequences_per_row=alike)
         shapes = setup.policy_shapes(given, cfg.model, 128)
         assert shapes.sizes(width) == (64 * 32 // width, max(1, 64 * 32 // width * prompts // 64))
+
+
+@pytest.mark.parametrize(
+    ("fade", "expected"),
+    [(1.0, [1, 0.8, 0.6, 0.4]), (0.5, [1, 0.6, 0.2, 0.2]), (0.01, [1, 0.2, 0.2, 0.2]), (0.0, [0.2] * 4)],
+)
+def test_the_kl_fades_and_without_a_fade_it_begins_at_its_end(fade: float, expected: list[float]):
+    algorithm = AlgorithmConfig(kl_fade=fade, kl_final=0.2)
+    assert [setup.kl_scale(algorithm, step, 4) for step in range(4)] == pytest.approx(expected)

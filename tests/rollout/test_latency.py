@@ -9,9 +9,10 @@ from orchestra_jax.io.stopwatch import queued
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import PaidCalls
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.types import Status, ToolResult, Usage
+from orchestra_jax.types import InfrastructureError, Status, ToolResult, Usage
 from tests.rollout.scripted import ANSWER, LIMITS, TASK, FakeEngine, call, make, says
 
 TURN_S, CALL_S = 0.05, 0.3
@@ -157,3 +158,30 @@ def test_a_call_on_the_last_turn_is_neither_made_nor_paid_but_a_terminal_tools_i
         assert trajectory.status is (Status.COMPLETED if terminal else Status.NO_ANSWER)
         assert (len(trajectory.turns), len(trajectory.calls)) == (2, 1 + terminal)
         assert sum(row.cost_usd for row in trajectory.ledger if row.name == "echo") == 0.25 * (1 + terminal)
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_what_a_failed_call_paid_is_in_the_ledger_and_its_time_is_not(run, words, failures):
+    """Before, it stood in the budget alone; so did what the calls beside one that failed had paid."""
+    collector, world, _ = make(words, limits=replace(LIMITS, max_new_tokens=400), seconds=None)
+    row, tries = Usage("model", cost_usd=0.25, seconds=5.0), []
+
+    async def model(arguments, budget):
+        (await acquire(budget, row)).settle(row)
+        if arguments["x"] == "blue":
+            return ToolResult("blue", (row,))
+        tries.append(1)
+        if len(tries) <= failures:
+            error = InfrastructureError("The search is down.")
+            error.usage = (row,)
+            raise error
+        return ToolResult("green", (row,))
+
+    world.model = model
+    budget = Budget()
+    both = call("model", "blue") + call("model", "green")
+    (trajectory,) = collect(run, collector, says(both, ANSWER), budget=budget)
+    assert trajectory.status == (Status.COMPLETED if failures == 1 else Status.FAILED)
+    rows = [each for each in trajectory.ledger if each.name == "model"]
+    assert len(rows) == budget.spent.calls == 1 + len(tries)
+    assert sum(each.seconds for each in rows) == (10 if failures == 1 else 5)

@@ -18,7 +18,7 @@ from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.serving.asking import Account, AskedEpisode, Purse, QuestionError, Surroundings
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.tools.base import tool
-from orchestra_jax.types import Status, Task, ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.serving.made import CALLED, ask_dear, calling, qa_settings, random_run, scripted
 from tests.tools.openai_stub import StubOpenAI
 
@@ -155,6 +155,35 @@ async def test_calls_of_one_turn_share_the_limit_exactly(most: float | None):
         assert account.usd <= most
         assert made.count("listed") == (0 if most == 0.5 else 1)  # what is too dear is not made
     assert spent.spent.usd == pytest.approx(0.8 if most is None else 0.4)
+
+
+@pytest.mark.parametrize("paid", [True, False])
+@pytest.mark.parametrize("most", [None, 1.0])
+async def test_what_a_failed_call_paid_counts_once(most: float | None, paid: bool):
+    """The model behind a writer was paid, or its recorded answer read, and then its search failed."""
+    purse, row, tries = Purse(Budget()), Usage("model", cost_usd=0.2), list[str]()
+    account = Account(most, PriceList("none", "", "", {}), purse, lambda step: None)
+
+    class Writer:
+        messages, tools = [{"role": "user", "content": "Why?"}], ()
+
+        async def step(self, call: ToolCall) -> ToolResult:
+            tries.append(call.name)
+            if len(tries) > 1:
+                return ToolResult("found")
+            if paid:
+                (await acquire(account.budget, row)).settle(row)
+            error = InfrastructureError("The search is down.")
+            error.usage = (row,)
+            raise error
+
+    episode = AskedEpisode(Writer(), account, Surroundings())
+    with pytest.raises(InfrastructureError):
+        await episode.step(ToolCall("writer", {}))
+    await episode.step(ToolCall("writer", {}))
+    assert account.usd == pytest.approx(0.2)
+    assert (account.ledger, [step.usd for step in account.steps]) == ([row], [0.2, 0.0])
+    assert (purse.paid.spent.usd, purse.own.spent.usd) == ((0.2, 0.0) if paid else (0.0, 0.2))
 
 
 def test_paid_calls_stand_in_the_bill_and_stop_at_the_budgets(tmp_path: Path):

@@ -98,6 +98,11 @@ def test_a_run_starts_from_the_adapters_of_another(tmp_path: Path, reference: Pa
         assert (first / "policy" / name).read_bytes() == (second / "policy" / name).read_bytes()
     _, made_from = json.loads((second / "run.json").read_text())["parents"]
     assert (made_from["setting"], made_from["run"]) == ("model.lora.path", str(first))
+    third = tmp_path / "third"
+    train_here(third, *start, "steps=2")
+    rows = read_metrics(third)
+    assert rows[0]["kl/ref"] == pytest.approx(0, abs=1e-12)  # the reference is the policy that this run starts from
+    assert rows[1]["kl/ref"] > 1e-9
     with pytest.raises(ConfigError, match=r"set rank=2 alpha=32 targets=\[v\] layers=0"):
         starting_adapters(str(first / "policy"), 0, *given(first, rank=3))
     with pytest.raises(ConfigError, match=r"No adapter_config.json in .*PEFT's save_pretrained"):

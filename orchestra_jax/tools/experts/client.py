@@ -21,7 +21,7 @@ from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls,
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.experts.context import LEAST_ROOM, ChatMessage, TokenCounter, fit
-from orchestra_jax.tools.experts.endpoint import INTERRUPTED, connect, read_refusal, read_reply
+from orchestra_jax.tools.experts.endpoint import INTERRUPTED, connect, read_refusal, read_reply, thought_of
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.quoting import Neutraliser
 from orchestra_jax.types import InfrastructureError, Usage
@@ -249,7 +249,7 @@ class ExpertClient:
             value, tokens = self._answer(content)
         except Unreadable as problem:
             return Lost(f"The answer of {server} cannot be read: {problem}.")
-        billed = self._counted(body, value) if tokens is None else tokens
+        billed = self._counted(body, value, content) if tokens is None else tokens
         row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **billed)
         if value["finish_reason"] in INTERRUPTED:
             return Lost(f"{server} aborted the generation ({value['finish_reason']}).", self.prices.priced(row))
@@ -260,9 +260,10 @@ class ExpertClient:
         reply = read_reply(content)
         return {"text": reply.text, "finish_reason": reply.finish_reason}, reply.tokens
 
-    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
-        """Count the tokens of a request whose answer names none."""
-        written = min(self.counter.count(value["text"]), body[self.expert.max_tokens_field])
+    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any], content: bytes) -> dict[str, Any]:
+        """Count the tokens of a request whose answer names none; reasoning is completion."""
+        written = self.counter.count(thought_of(read_reply(content).message) + value["text"])
+        written = min(written, body[self.expert.max_tokens_field])
         return {"prompt_tokens": self.counter.estimate(body["messages"]), "completion_tokens": written}
 
     def _completion(self, recorded: Recorded) -> Completion:

@@ -17,6 +17,7 @@ MOST_TOKENS = 10**9  # of a request: more is no usage
 # Words with which servers end an answer that they could not finish: SGLang and vLLM, OpenRouter, DeepSeek.
 INTERRUPTED = ("abort", "error", "insufficient_system_resource")
 _SHOWN = 200  # characters of a server's own error text that a message repeats
+THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what the model thought
 _REASON_BYTES = 1 << 16  # of a refusal, which is cut there
 _KEEP_ALIVE_S = 2.0  # below the servers' own 5 s: a connection that we drop first never breaks under a request
 _CONNECT_S = 10.0
@@ -55,6 +56,11 @@ def read_reply(content: bytes) -> ChatAnswer:
     if tokens and not tokens["completion_tokens"] and (text or message.get("tool_calls")):
         tokens = None  # it wrote something
     return ChatAnswer(text, finish if isinstance(finish, str) else "unknown", tokens, message)
+
+
+def thought_of(message: Mapping[str, Any]) -> str:
+    """Return the reasoning that a server gives beside the answer, "" where there is none or it is no text."""
+    return next((valid_text(found) for key in THOUGHTS if isinstance(found := message.get(key), str)), "")
 
 
 def read_usage(usage: Any) -> dict[str, Any] | None:

@@ -3,20 +3,22 @@
 A tool role is a row of ROLES; any client of `experts` can take any role. The judge is in `judge`.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from orchestra_jax.config.roles import Role
-from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.tools.answers import marked_answer, without_thinking
 from orchestra_jax.tools.executor import ToolHandler, as_result
 from orchestra_jax.tools.user_turn import UserTurn
-from orchestra_jax.types import USER_ROLE, ToolResult, ToolSpec
+from orchestra_jax.types import USER_ROLE, InfrastructureError, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
-    from orchestra_jax.tools.experts.client import ExpertClient
+    from orchestra_jax.tools.experts.client import Completion, ExpertClient
 
 NO_CODE = "The model wrote no Python code."
 NO_QUERY = "The model wrote no search query."
@@ -133,11 +135,19 @@ def expert_tool(
         traits=traits,
     )
 
-    async def handle(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+    # What the model wrote for calls whose search or run failed: such a call is made again, and the model is not paid
+    # again. Its rows are those that the error has not told.
+    begun: WeakKeyDictionary[Budget, dict[str, Completion]] = WeakKeyDictionary()
+
+    async def ask(arguments: Mapping[str, Any], budget: Budget) -> "Completion":
         # The question comes last: of a long prompt the context is cut.
         context = f"Context:\n{arguments['context']}\n\n" if arguments.get("context") else ""
         user = f"{context}{kind.argument.capitalize()}: {arguments[kind.argument]}"
-        completion = await client.chat(messages(kind.system, user), budget=budget)
+        return await client.chat(messages(kind.system, user), budget=budget)
+
+    async def handle(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        call, before = json.dumps(arguments, sort_keys=True), begun.setdefault(budget, {})
+        completion = before.pop(call, None) or await ask(arguments, budget)
         text, rows = without_thinking(completion.text), completion.usage
         if kind.follows is None:
             note = "\n[the reply was cut at the model's token limit]" if completion.finish_reason == "length" else ""
@@ -148,7 +158,13 @@ def expert_tool(
         shown = written if kind.follows == "query" else f"```python\n{written}\n```"
         if follow is None:
             return ToolResult(shown, rows)
-        result = as_result(await follow({kind.follows: written}, budget))
+        try:
+            result = as_result(await follow({kind.follows: written}, budget))
+        except BaseException as error:
+            if told := isinstance(error, InfrastructureError | BudgetExceeded):
+                error.usage = rows + error.usage
+            before[call] = replace(completion, usage=()) if told else completion
+            raise
         text = f"Query: {shown}\n{result.text}" if kind.follows == "query" else f"{shown}\nOutput:\n{result.text}"
         return replace(result, text=text, usage=rows + result.usage)
 

@@ -33,6 +33,7 @@ class McpSession:
         self._listed: dict[str, Any] | None = None  # by the first connection; later ones must be of the same server
         self._connections: list[Connection] = []  # the last one takes calls; others end theirs
         self._starting: asyncio.Task[Connection] | None = None
+        self._closed = False
 
     def listing(self) -> dict[str, Any]:
         """Return the server's name, version and tools as plain JSON. Blocks.
@@ -50,6 +51,7 @@ class McpSession:
         """
         await self._limiter.acquire()
         try:
+            self._check_open()
             # The time of a start is nobody's work.
             await queued(self._awaited(self._connected()))
             return await self._awaited(self._call(tool, arguments))
@@ -57,7 +59,7 @@ class McpSession:
             self._limiter.release()
 
     async def close(self) -> None:
-        """End its connections, and with them the processes."""
+        """End its connections, and with them the processes; a later call raises InfrastructureError."""
         await self._awaited(self._close())
 
     async def _awaited(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -94,6 +96,7 @@ class McpSession:
 
     async def _connected(self) -> Connection:
         """Return the connection that takes calls; a start serves all who wait for it."""
+        self._check_open()
         if self._starting is None:  # the last one is open then
             if self._connections and not self._connections[-1].retired:
                 return self._connections[-1]
@@ -127,10 +130,15 @@ class McpSession:
         raise failure
 
     async def _close(self) -> None:
+        self._closed = True
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         await asyncio.gather(*(connection.close() for connection in self._connections))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InfrastructureError(self._sentence("was closed"))
 
     def _sentence(self, what: str, error: Exception | None = None) -> str:
         why = f": {shown(str(error).rstrip('.') or type(error).__name__)}" if error is not None else ""

@@ -46,7 +46,6 @@ _AT_ONCE = 8  # requests
 _RESULTS = 5  # pages of a search
 _RESULT_CHARS, _PAGE_CHARS = 1000, 8000  # that the policy sees of each result, and of an extracted page
 _SITE = "https://en.wikipedia.org"
-_IN_PATH = str.maketrans({" ": "_", "%": "%25", "?": "%3F"})  # a question mark ends a path: the page were another
 # Of a request for pages as plain text.
 _EXTRACTS = {"action": "query", "format": "json", "formatversion": "2", "prop": "extracts", "explaintext": "1"}
 _WIKI_RETRIED = {"maxlag", "ratelimited", "readonly"}
@@ -237,7 +236,7 @@ class WikipediaSearch(WebClient):
     """Wikipedia's search and page texts, through MediaWiki's API: no key, no charge.
 
     Args:
-        url: of another wiki's api.php.
+        url: of another wiki's api.php; its pages are those at /wiki/ of the same address.
         contact: an address or URL; Wikimedia's rules ask who is calling, and may block those who do not say.
     """
 
@@ -253,13 +252,17 @@ class WikipediaSearch(WebClient):
     ) -> None:
         super().__init__(prices, url or f"{_SITE}/w/api.php", **options)
         self._contact = contact
+        parts = urlsplit(self._url)
+        self._site = f"{parts.scheme}://{parts.netloc}"
+        # The wiki in the record; the English Wikipedia has the name that it had there before others could be read.
+        self._wiki = {"language": "en"} if self._site == _SITE else {"wiki": self._url}
 
     def _headers(self) -> dict[str, str]:
         return {"User-Agent": f"orchestra-jax/{__version__} ({self._contact})"}
 
     async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """Search for {"query"}; a result's text is the introduction of its page."""
-        request = {"language": "en", "query": arguments["query"], "max_results": _RESULTS}
+        request = {**self._wiki, "query": arguments["query"], "max_results": _RESULTS}
         fields = {
             **_EXTRACTS,
             "generator": "search",
@@ -273,7 +276,7 @@ class WikipediaSearch(WebClient):
             return [
                 {
                     "title": text_of(page["title"]),
-                    "url": f"{_SITE}/wiki/{text_of(page['title']).translate(_IN_PATH)}",
+                    "url": f"{self._site}/wiki/{_in_address(text_of(page['title']))}",
                     "content": text_of(page.get("extract")),
                 }
                 for page in sorted(_pages(answer), key=lambda page: page["index"])
@@ -282,15 +285,15 @@ class WikipediaSearch(WebClient):
         return self._results(await self._call(SEARCH_TOOL.name, request, "", fields, read, budget))
 
     async def extract(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
-        """Return the text of the page {"url"}: an address on this Wikipedia, or a title."""
+        """Return the text of the page {"url"}: an address on this wiki, or a title."""
         title = arguments["url"]
         if title.startswith(("http://", "https://")):
             try:
                 parts = urlsplit(title)
             except ValueError:
                 return ToolResult(f"{title} is no address of a page.", is_error=True, refused=True)
-            if parts.hostname != urlsplit(_SITE).hostname or not parts.path.startswith("/wiki/"):
-                return ToolResult(f"Only pages of {_SITE} can be read, not {title}.", is_error=True, refused=True)
+            if parts.hostname != urlsplit(self._site).hostname or not parts.path.startswith("/wiki/"):
+                return ToolResult(f"Only pages of {self._site} can be read, not {title}.", is_error=True, refused=True)
             title = unquote(parts.path.removeprefix("/wiki/"))
         title = title.replace("_", " ")
         fields = {**_EXTRACTS, "titles": title, "redirects": "1"}
@@ -299,7 +302,7 @@ class WikipediaSearch(WebClient):
             pages = _pages(answer)  # none for a title of blanks, or of another wiki ("de:Oslo")
             return (text_of(pages[0].get("extract")) if pages else "") or None
 
-        request = {"language": "en", "title": title}
+        request = {**self._wiki, "title": title}
         found = await self._call(EXTRACT_TOOL.name, request, "", fields, read, budget)
         return self._page(arguments["url"], found)
 
@@ -309,6 +312,11 @@ def _pages(answer: Any) -> Any:
     if "query" not in answer and "batchcomplete" not in answer:
         raise LookupError("neither pages nor their end")
     return answer.get("query", {}).get("pages", [])
+
+
+def _in_address(title: str) -> str:
+    """Return a page's title as it stands in an address, where a question mark would begin something else."""
+    return title.replace(" ", "_").replace("%", "%25").replace("?", "%3F")
 
 
 def _short(text: str, length: int) -> str:

@@ -106,6 +106,19 @@ async def test_usage_that_is_not_given_is_estimated_and_flagged(stub, make):
     assert spent(budget) == (row.cost_usd, row.prompt_tokens + 11, 1)
 
 
+@pytest.mark.parametrize(("thought", "tokens"), [("y" * 30, 21), ("y" * 999, 50), (["y"], 11)])
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+async def test_reasoning_is_counted_where_usage_is_not_given(stub, make, key, thought, tokens):
+    def silent(answer):
+        answer.pop("usage")
+        answer["choices"][0]["message"][key] = thought
+
+    stub.faults.append(openai_stub.changed(silent))
+    stub.reply = lambda body: "x" * 31
+    (row,) = (await make().chat(QUESTION, budget=Budget())).usage
+    assert (row.estimated, row.completion_tokens) == (True, tokens)  # of at most max_tokens
+
+
 @pytest.mark.parametrize("code", [408, 429, 500, 501, 503])
 async def test_refused_requests_are_made_again_and_cost_nothing(stub, make, code):
     stub.faults.extend([status(code), status(code)])

@@ -9,6 +9,7 @@ from orchestra_jax.config.roles import Role
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools import schema
 from orchestra_jax.tools.answers import extract_answer
+from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.judge import JUDGE_SYSTEM, Judge
@@ -21,7 +22,7 @@ from orchestra_jax.tools.experts.roles import (
     python_block,
 )
 from orchestra_jax.tools.spec_check import check_spec
-from orchestra_jax.types import InfrastructureError, ToolResult, Usage
+from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, Usage
 from tests.tools.openai_stub import PRICES
 
 
@@ -206,3 +207,51 @@ async def test_the_user_simulator(stub, client):
     assert STOP in system["content"]
     assert [message["role"] for message in seen] == ["user", "assistant", "user"]
     assert [message["content"] for message in seen[1:]] == [first.text, "Done."]
+
+
+async def test_a_writer_whose_search_fails_is_paid_once_and_its_row_is_told_once(stub, client):
+    failures = iter([InfrastructureError("The search is down."), TimeoutError()])
+
+    async def search(arguments, budget: Budget) -> ToolResult:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return await found(arguments, budget)
+
+    stub.says("<answer>moon distance</answer>", "<answer>sun distance</answer>")
+    spec, handle = expert_tool(Role.query_writer, client, search)
+    budget = Budget()
+    executor = ToolExecutor([spec], {spec.name: handle}, budget)
+    call = ToolCall(spec.name, {"question": "How far is the moon?"})
+    with pytest.raises(InfrastructureError, match="The search is down") as failed:
+        await executor.step(call)
+    assert [row.name for row in failed.value.usage] == ["small"]
+    assert failed.value.usage[0].seconds == 0  # the time of what failed is not the trajectory's
+    with pytest.raises(TimeoutError):
+        await executor.step(call)
+    again = await executor.step(call)
+    assert again.text.startswith("Query: moon distance\n")
+    assert [row.name for row in again.usage] == ["web_search"]
+    assert budget.spent.calls == len(stub.bodies) == 1
+    another = await executor.step(call)  # a further call is one of its own
+    assert another.text.startswith("Query: sun distance\n")
+    assert [row.name for row in another.usage] == ["small", "web_search"]
+
+
+async def test_a_writer_whose_search_is_cut_tells_its_row_with_the_next_try(stub, client):
+    async def search(arguments, budget: Budget) -> ToolResult:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.Event().wait()
+        return await found(arguments, budget)
+
+    stub.says("<answer>moon distance</answer>")
+    _, handle = expert_tool(Role.query_writer, client, search)
+    begun, budget = asyncio.Event(), Budget()
+    first = asyncio.create_task(handle({"question": "How far?"}, budget))
+    await begun.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    result = await handle({"question": "How far?"}, budget)
+    assert [row.name for row in result.usage] == ["small", "web_search"]
+    assert len(stub.bodies) == 1

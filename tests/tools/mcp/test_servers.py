@@ -109,6 +109,15 @@ def test_two_servers_with_one_name_for_a_tool_are_told_apart_or_refused(command,
     none_left()
 
 
+def test_a_call_after_the_end_starts_no_server(command, configured, none_left):
+    tools = make_tools(configured([command()]))
+    handler = tools.catalogue.entries["echo"].handler
+    asyncio.run(tools.close())
+    with pytest.raises(InfrastructureError, match="was closed"):
+        asyncio.run(handler({"text": "again"}, Budget()))
+    none_left()
+
+
 def test_evaluation_may_offer_other_servers(command, configured, none_left):
     one, two = {"server": command(), "tools": ["echo"]}, {"server": command(), "tools": ["fail"]}
     cfg = configured([one])

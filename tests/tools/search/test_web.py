@@ -114,7 +114,8 @@ async def tavily(stub):
 
 @pytest.fixture
 async def wikipedia(stub):
-    tool = WikipediaSearch(PRICES, url=f"{stub.url}/w/api.php", contact="me@example.org", backoff_s=0.001)
+    tool = WikipediaSearch(PRICES, contact="me@example.org", backoff_s=0.001)
+    tool._url = f"{stub.url}/w/api.php"  # the English Wikipedia, as the stub plays it
     yield tool
     await tool.close()
 
@@ -254,6 +255,23 @@ async def test_wikipedia_search(stub, wikipedia):
     assert (await wikipedia.search({"query": "nothing"}, Budget())).text == NO_RESULTS
 
 
+async def test_another_wiki_has_addresses_and_records_of_its_own(stub, tmp_path):
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    english = WikipediaSearch(PRICES, replay=replay)
+    english._url = f"{stub.url}/w/api.php"
+    other = WikipediaSearch(PRICES, url=f"{stub.url}/w/api.php", replay=replay)
+    for tool, site in ((english, "https://en.wikipedia.org"), (other, stub.url)):
+        result = await tool.search(QUERY, Budget())
+        assert f"{site}/wiki/New_Oslo" in result.text
+        assert (await tool.extract({"url": f"{site}/wiki/New_Oslo"}, Budget())).text == "New Oslo is a town."
+    assert len(stub.requests) == 4
+    refused = await other.extract({"url": "https://en.wikipedia.org/wiki/New_Oslo"}, Budget())
+    assert refused.text == f"Only pages of {stub.url} can be read, not https://en.wikipedia.org/wiki/New_Oslo."
+    for tool in (english, other):
+        await tool.close()
+    replay.close()
+
+
 @pytest.mark.parametrize(
     "url", ["https://en.wikipedia.org/wiki/New_Oslo", "New Oslo", "https://en.wikipedia.org/wiki/New%20Oslo"]
 )
@@ -278,6 +296,15 @@ async def test_pages_that_wikipedia_has_not(stub, wikipedia):
     assert result.is_error
     assert result.text == "Only pages of https://en.wikipedia.org can be read, not http://169.254.169.254/wiki/x."
     assert len(stub.requests) == sent
+
+
+async def test_a_title_with_a_question_mark_is_found_by_the_address_that_a_search_gives(stub, wikipedia):
+    page = {"pageid": 3, "ns": 0, "title": "Who at 100%? (film)", "index": 1, "extract": "A film."}
+    stub.faults.append(web.json_response({"batchcomplete": True, "query": {"pages": [page]}}))
+    _, address, *_ = (await wikipedia.search(QUERY, Budget())).text.splitlines()
+    assert address == "https://en.wikipedia.org/wiki/Who_at_100%25%3F_(film)"
+    await wikipedia.extract({"url": address}, Budget())
+    assert stub.requests[-1][1]["titles"] == "Who at 100%? (film)"
 
 
 @pytest.mark.parametrize("answer", [{}, {"query": {"interwiki": [{"title": "de:Oslo", "iw": "de"}]}}])
