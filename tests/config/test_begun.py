@@ -9,7 +9,7 @@ from orchestra_jax.config.compose import compose
 from tests.config.test_command import start
 
 
-def _begun(folder: Path, *overrides: str, outcomes: tuple[str, ...] = ()) -> None:
+def _begun(folder: Path, *overrides: str, outcomes: tuple[str | None, ...] = ()) -> None:
     """Write a run's folder as a run with these settings leaves it."""
     config = json.loads(json.dumps(compose(*overrides).as_dict()))
     meta = folder / "checkpoints" / "policy-000001" / "meta" / "metadata"
@@ -27,6 +27,32 @@ def test_another_runs_folder_is_refused_before_jax_is_imported(tmp_path: Path):
     assert (status, printed, sentences) == (2, "", [refusal])
     assert told.startswith("jax=False")
     assert json.loads((tmp_path / "run.json").read_text())["starts"] == []  # the record is the other run's
+
+
+@pytest.mark.parametrize(("before", "now", "refused"), [
+    ("{elsewhere}", "null", True), ("null", "{elsewhere}", True), ("gs://bucket/run", "null", True),
+    ("null", "gs://bucket/run", True), ("{elsewhere}", "{elsewhere}", False), ("gs://a/run", "gs://b/run", False),
+])  # fmt: skip
+def test_a_run_does_not_begin_anew_beside_checkpoints_that_lie_elsewhere(
+    tmp_path: Path, before: str, now: str, refused: bool
+):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    before, now = (f"checkpoint.folder={place.format(elsewhere=elsewhere)}" for place in (before, now))
+    _begun(run, before, "model.path=/nowhere", outcomes=(None, "refused"))
+    if "null" not in before:
+        (run / "checkpoints").rename(elsewhere)
+    _, _, sentences, _ = start("train", f"output_dir={run}", now, "model.path=/nowhere")
+    old, new = (place.partition("=")[2].replace("null", f"{run}/checkpoints") for place in (before, now))
+    refusal = f"{run} holds a run whose checkpoints are in {old}, not in {new}: set checkpoint.folder as before, or "
+    refusal += f"move them there; to begin anew, delete {run}, or choose another name=..."
+    assert sentences == [refusal if refused else "model.path=/nowhere is not there: set model.path."]
+
+
+def test_where_no_checkpoint_is_left_a_run_may_put_them_elsewhere(tmp_path: Path):
+    _begun(tmp_path, outcomes=(None,))
+    (tmp_path / "checkpoints").rename(tmp_path / "moved")
+    _, _, sentences, _ = start("train", f"output_dir={tmp_path}", f"checkpoint.folder={tmp_path}/new", "model.path=/no")
+    assert sentences == ["model.path=/no is not there: set model.path."]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_left_to_the_run(tmp_path: Path):
