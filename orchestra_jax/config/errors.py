@@ -77,7 +77,7 @@ def leave(status: int) -> None:
     until = time.monotonic() + _LEFT_S
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
-            thread.join(max(0.0, until - time.monotonic()))
+            threading.Thread.join(thread, max(0.0, until - time.monotonic()))  # Orbax' own raises
             if thread.is_alive():
                 sys.stderr.flush()
                 os._exit(status)

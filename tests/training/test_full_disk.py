@@ -112,8 +112,13 @@ def test_a_checkpoint_folder_that_refuses_writes_is_named_too(tmp_path: Path, ca
 WAITING = """
 import sys, threading
 from orchestra_jax.config import cli
+
+class Waiting(threading.Thread):  # as Orbax' own
+    def join(self, timeout=None):
+        raise TimeoutError
+
 with cli.user_errors(ends_process=True):
-    threading.Thread(target=threading.Event().wait).start()
+    Waiting(target=threading.Event().wait).start()
     print("the sentence", file=sys.stderr)
     sys.exit(5)
 """
