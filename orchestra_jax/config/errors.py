@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from orchestra_jax.config.exit_status import DISK_FULL, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.messages import explain
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.config.sweep import JobEnded
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEFT_S = 5.0  # for threads to end
@@ -25,6 +26,8 @@ def told(error: BaseException, *, traced: bool = False) -> int | None:
     """
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED  # nothing has begun: a run has a sentence for it
+    if isinstance(error, JobEnded):
+        return error.status
     if isinstance(error, OSError) and error.errno in _FULL:
         print(f"No space, or quota, is left on the disk of {error.filename or os.getcwd()!r}.", file=sys.stderr)
         return DISK_FULL

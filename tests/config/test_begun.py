@@ -80,4 +80,19 @@ def test_a_sweep_goes_on_with_what_is_not(tmp_path: Path, outcomes: tuple[str, .
     _begun(tmp_path / "0", lacking, outcomes=outcomes)
     where = f"hydra.sweep.dir={tmp_path}", "hydra.sweep.subdir=${hydra.job.num}"
     status, printed, sentences, _ = start("train", "-m", *where, lacking, setting)
-    assert (status, printed, sentences) == (2, "", [f"{lacking} is not there: set model.path."])
+    told = [f"{lacking} is not there: set model.path.", f"Error executing job with overrides: {[lacking, setting]}"]
+    assert (status, printed, sentences) == (2, "", told)
+
+
+@pytest.mark.parametrize("launcher", [(), ("hydra/launcher=joblib", "hydra.launcher.n_jobs=1")])
+def test_a_sweep_goes_on_when_a_job_is_refused_and_ends_with_its_status(tmp_path: Path, launcher: tuple[str, ...]):
+    if launcher:
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    _begun(tmp_path / "0", "seed=7")
+    _begun(tmp_path / "1", "seed=1", outcomes=("done",))
+    where = f"hydra.sweep.dir={tmp_path}", "hydra.sweep.subdir=${hydra.job.num}"
+    status, printed, sentences, _ = start("train", "-m", *launcher, *where, "seed=0,1")
+    assert status == 2
+    assert f"{tmp_path / '1'} is finished: its figures are in {tmp_path / '1' / 'summary.json'}." in printed
+    assert sentences[0].startswith(f"{tmp_path / '0'} holds another run (seed: 7 -> 0)")
+    assert sentences[-1] == "Error executing job with overrides: ['seed=0']"
