@@ -57,4 +57,9 @@ if __name__ == "__main__":
         from orchestra_jax.config.served_path import logs_of_any_form
 
         sys.argv[1:] = logs_of_any_form(as_settings(sys.argv[1:], [PATH]))
-    command.run(main, __doc__)
+    job = main
+    if {"-m", "--multirun"} & set(sys.argv):
+        from orchestra_jax.config.sweep import each_job
+
+        job = each_job(main)
+    command.run(job, __doc__)

@@ -37,18 +37,45 @@ def require_same_run(meta: Mapping[str, Any], cfg: Settings, folder: str) -> Non
 
 
 def require_own_folder(cfg: Settings) -> None:
-    """Raise ConfigError if a checkpoint in the run's folder is of a run with another configuration.
+    """Raise ConfigError if a checkpoint in the run's folder is of a run with another configuration, or lies elsewhere.
 
     A checkpoint that cannot be read is left to the run, which puts damaged ones aside.
     """
     settings = cfg.as_dict()
     own, output_dir = settings["checkpoint"]["folder"], settings["output_dir"]
-    for file in Path(own or Path(output_dir, "checkpoints")).glob("*/meta/metadata"):
+    place = own or str(Path(output_dir, "checkpoints"))
+    if not _has_checkpoints(place) and (earlier := _earlier_place(output_dir, place)):
+        raise ConfigError(
+            f"{output_dir} holds a run whose checkpoints are in {earlier}, not in {place}: set checkpoint.folder as "
+            f"before, or move them there; to begin anew, delete {output_dir}, or choose another name=..."
+        )
+    for file in Path(place).glob("*/meta/metadata"):
         meta = None
         with contextlib.suppress(OSError, ValueError, RecursionError):
             meta = json.loads(file.read_bytes())
         if isinstance(meta, dict) and isinstance(meta.get("config"), dict):
             require_same_run(meta, cfg, own or output_dir)
+
+
+def _earlier_place(output_dir: str, place: str) -> str | None:
+    """Return where the last accepted start has left checkpoints, if it is not `place`. No bucket is asked for its own.
+
+    None also where nobody can tell: from one bucket to another.
+    """
+    with contextlib.suppress(ConfigError):  # what is no record is told by the run
+        if (found := read(Path(output_dir))) and (accepted := _accepted(found)):
+            last = _settings_of(found, accepted[-1]).get("checkpoint.folder") or str(Path(output_dir, "checkpoints"))
+            there = not _in_bucket(place) if _in_bucket(last) else _has_checkpoints(last)
+            return last if there and last != place else None
+    return None
+
+
+def _has_checkpoints(place: str) -> bool:
+    return any(Path(place).glob("*/meta/metadata"))
+
+
+def _in_bucket(place: str) -> bool:
+    return place.startswith("gs://")
 
 
 def nothing_left(cfg: Settings) -> bool:
@@ -70,12 +97,20 @@ def _finished(cfg: Settings, folder: Path) -> bool:
     found = None
     with contextlib.suppress(ConfigError):  # what is no record is told by the run
         found = read(folder)
-    accepted = [start for start in found["starts"] if start.get("outcome") != "refused"] if found else []
+    accepted = _accepted(found) if found else []
     if not (found and accepted and accepted[-1].get("outcome") == "done" and (folder / _SUMMARY).is_file()):
         return False
-    old = dict(flat(found["config"])) | accepted[-1].get("changed", {})
+    old = _settings_of(found, accepted[-1])
     new = dict(flat(json.loads(json.dumps(cfg.as_dict()))))
     return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} <= {"output_dir"}
+
+
+def _accepted(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [start for start in found["starts"] if start.get("outcome") != "refused"]
+
+
+def _settings_of(found: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(flat(found["config"])) | start.get("changed", {})
 
 
 def resume_conflicts(saved: Mapping[str, Any], config: Settings) -> list[str]:

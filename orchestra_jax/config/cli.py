@@ -89,8 +89,7 @@ def user_errors(*, ends_process: bool = False) -> Iterator[None]:
     Everything else, a bug above all, keeps its stack trace. HYDRA_FULL_ERROR=1 shows the traces of user errors too.
 
     Args:
-        ends_process: nothing comes after this, so that a signal from now on ends the process at once, with the status
-            that it has: no library may trace where it was in its cleaning up.
+        ends_process: nothing comes after this: neither signals nor threads then keep it from ending with its status.
     """
     register()
     asked, status = os.environ.get("HYDRA_FULL_ERROR", "0"), 0
@@ -107,8 +106,7 @@ def user_errors(*, ends_process: bool = False) -> Iterator[None]:
 
         if (ended := told(error, traced=asked == "1")) is None:
             raise
-        status = ended
-        sys.exit(status)
+        sys.exit(status := ended)
     finally:
         os.environ["HYDRA_FULL_ERROR"] = asked  # a program that goes on after this keeps its own choice
         if ends_process:
@@ -117,6 +115,10 @@ def user_errors(*, ends_process: bool = False) -> Iterator[None]:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, lambda *_: os._exit(status))
+            if status > 1:  # all is told
+                from orchestra_jax.config.errors import leave
+
+                leave(status)
 
 
 def end(message: str, folder: str = "") -> NoReturn:

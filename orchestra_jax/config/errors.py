@@ -3,6 +3,8 @@
 import errno
 import os
 import sys
+import threading
+import time
 import traceback
 
 from hydra.errors import HydraException
@@ -11,8 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 from orchestra_jax.config.exit_status import DISK_FULL, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.messages import explain
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.config.sweep import JobEnded
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEFT_S = 5.0  # for threads to end
 
 
 def told(error: BaseException, *, traced: bool = False) -> int | None:
@@ -22,6 +26,8 @@ def told(error: BaseException, *, traced: bool = False) -> int | None:
     """
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED  # nothing has begun: a run has a sentence for it
+    if isinstance(error, JobEnded):
+        return error.status
     if isinstance(error, OSError) and error.errno in _FULL:
         print(f"No space, or quota, is left on the disk of {error.filename or os.getcwd()!r}.", file=sys.stderr)
         return DISK_FULL
@@ -66,7 +72,21 @@ def _reads_config(error: BaseException) -> bool:
     return any(frame.f_code.co_name == "load_configuration" for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def unwritable(path: str, reason: str) -> str:
+def leave(status: int) -> None:
+    """End the process with this status, if threads are left that do not end soon.
+
+    Where the folder of a checkpoint cannot be made, Orbax' threads wait for it for five minutes, and Python for them.
+    """
+    until = time.monotonic() + _LEFT_S
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            threading.Thread.join(thread, max(0.0, until - time.monotonic()))  # Orbax' own raises
+            if thread.is_alive():
+                sys.stderr.flush()
+                os._exit(status)
+
+
+def unwritable(path: str, reason: str, setting: str = "output_dir") -> str:
     """Return the sentence for a folder, or something in it, that cannot be written."""
     fix = "free some, or set" if reason in map(os.strerror, _FULL) else "set"
-    return f"The folder {path!r} cannot be written ({reason}): {fix} output_dir to one that can."
+    return f"The folder {path!r} cannot be written ({reason}): {fix} {setting} to one that can."

@@ -5,6 +5,7 @@ runs.frame()                     # a pandas.DataFrame, where pandas is installed
 runs.to_csv("runs.csv")
 """
 
+import contextlib
 import csv
 import glob
 import io
@@ -96,7 +97,9 @@ def _read(folder: Path) -> dict[str, Any] | None:
 def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = None
+    with contextlib.suppress(ValueError):
+        found = json.loads(file.read_bytes())
     if not isinstance(found, dict):
         raise ValueError(f"{str(file)!r} is no JSON object: restore it, or run the evaluation again.")
     return found

@@ -61,7 +61,7 @@ class Checkpoints:
 
     def __init__(self, directory: Any, keep: int, processes: Processes | None = None) -> None:
         for library in ("absl", "asyncio"):  # Orbax' messages, and those about its tasks that nobody waited for
-            logging.getLogger(library).addFilter(_not_of_full_disks)
+            logging.getLogger(library).addFilter(_not_of_refusing_disks)
         if sys.unraisablehook is sys.__unraisablehook__:
             sys.unraisablehook = _but_of_closed_loops
         if any((processes or Processes()).gather(directory.exists())):
@@ -122,13 +122,13 @@ class Checkpoints:
             self.manager.close()
 
 
-def _not_of_full_disks(record: logging.LogRecord) -> bool:
-    """Return whether to log a record: not the trace of a save that a full disk ended, which the run's end explains."""
+def _not_of_refusing_disks(record: logging.LogRecord) -> bool:
+    """Return whether to log a record: not the trace of a save that a disk refused, which the run's end explains."""
     if not record.exc_info:
         return True
-    from orchestra_jax.training.endings import disk_full
+    from orchestra_jax.training.endings import explained
 
-    return not disk_full(record.exc_info[1])
+    return not explained(record.exc_info[1])
 
 
 def _but_of_closed_loops(raised: Any) -> None:

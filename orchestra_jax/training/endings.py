@@ -24,13 +24,17 @@ _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISD
 
 
 def status_of(
-    error: BaseException, processes: Processes | None, folder: str | None = None, calls: str | None = None
+    error: BaseException,
+    processes: Processes | None,
+    folder: str | None = None,
+    calls: str | None = None,
+    checkpoints: str | None = None,
 ) -> int | None:
     """Print the sentence for an error and return the status to exit with; None for a bug, which keeps its trace.
 
     Args:
         processes: of the run; only the first tells what ends all of them.
-        folder, calls: of the run, and its file of recorded calls.
+        folder, calls, checkpoints: of the run, its file of recorded calls, and its checkpoint.folder.
     """
     if isinstance(error, KeyboardInterrupt):
         print("Stopped at once; the same command continues from the last checkpoint.", file=sys.stderr, flush=True)
@@ -40,9 +44,12 @@ def status_of(
     sentence = str(error)
     if status is None:
         if disk_full(error):
-            sentence, status = disk_full_sentence(folder), DISK_FULL
+            sentence, status = disk_full_sentence(folder, checkpoints), DISK_FULL
         elif isinstance(error, OSError) and _refuses_writes(error, folder):
             sentence, status = unwritable(str(error.filename), str(error.strerror)), USAGE_ERROR
+        elif isinstance(error, OSError) and _refuses_writes(error, checkpoints):
+            where = str(error.filename), str(error.strerror)
+            sentence, status = unwritable(*where, "checkpoint.folder"), USAGE_ERROR
         else:
             return None
     if calls and (kept := kept_in(Path(calls))) not in sentence:
@@ -89,10 +96,15 @@ def disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def disk_full_sentence(folder: str | None) -> str:
-    """Return what to do about a full disk. `folder` is the run's."""
+def explained(error: BaseException | None) -> bool:
+    """Return whether a run that an error of a save ends tells the reason in a sentence, without a trace."""
+    return disk_full(error) or (isinstance(error, OSError) and error.errno in _UNWRITABLE)
+
+
+def disk_full_sentence(folder: str | None, checkpoints: str | None = None) -> str:
+    """Return what to do about a full disk. `folder` is the run's, `checkpoints` its checkpoint.folder."""
     rooms = []
-    for place in dict.fromkeys([folder, tempfile.gettempdir()]):
+    for place in dict.fromkeys([folder, checkpoints, tempfile.gettempdir()]):
         if place and Path(place).is_dir():
             rooms.append(f"{place!r} has {shutil.disk_usage(place).free / 1e9:.2f} GB free")
     return (

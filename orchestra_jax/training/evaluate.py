@@ -38,6 +38,7 @@ from orchestra_jax.training.forecast import evaluation_forecast, require_benchma
 from orchestra_jax.training.guard import guarded
 from orchestra_jax.training.main import STOPS, device_names, exit_status, working_in
 from orchestra_jax.training.policy_weights import engine_params
+from orchestra_jax.training.stopping import Interrupted
 from orchestra_jax.training.subject import Subject, policy_model, script_of, subject_of
 from orchestra_jax.training.summary import write_summary
 from orchestra_jax.types import OutOfTime, ReplayMiss
@@ -106,6 +107,8 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
                 f"{error} The evaluation ended before its figures were known; with servers that answer the same "
                 "command goes on from what was finished."
             ) from None
+        except KeyboardInterrupt:  # there is no checkpoint to go on from
+            raise Interrupted("Stopped at once; the same command goes on from what was finished.") from None
         if processes.first:
             _report(found, folder)
 

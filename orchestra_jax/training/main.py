@@ -33,7 +33,7 @@ def exit_status(processes: Processes | None = None, **places: str | None) -> Ite
 
     Args:
         processes: of the run; only the first tells what ends all of them.
-        places: `folder` of the run, and `calls`, its file of recorded calls.
+        places: `folder` of the run, `calls`, its file of recorded calls, and `checkpoints`, its checkpoint.folder.
 
     Raises:
         SystemExit: status 2 after one sentence for each thing that is missing; 3 after a budget or the record of calls
@@ -82,7 +82,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
     with (
         exit_status(),
         joined(cfg.mesh) as processes,
-        exit_status(processes, folder=cfg.output_dir, calls=cfg.replay.path),
+        exit_status(processes, folder=cfg.output_dir, calls=cfg.replay.path, checkpoints=cfg.checkpoint.folder),
         RunRecord(directory, cfg, "train", start, stops=STOPS, writes=processes.first) as record,
         ExitStack() as parts,
     ):

@@ -88,5 +88,9 @@ def test_compare_shows_runs_beside_each_other(folder: Path):
     made(folder / "c", 1.0, None, "+experiment=[hle,mine]")
     assert "[hle,mine]" in compare(str(folder / "*")).stdout
     assert compare(str(folder / "*"), "--csv", "-").stdout == load(folder / "*").to_csv()
+    (folder / "b" / "summary.json").write_text('{"after":')
+    broken = compare(str(folder / "*"))
+    sentence = f"{str(folder / 'b' / 'summary.json')!r} is no JSON object: restore it, or run the evaluation again.\n"
+    assert (broken.returncode, broken.stderr) == (2, sentence)
     nothing = compare(str(folder / "notes"))
     assert (nothing.returncode, len(nothing.stderr.splitlines())) == (2, 1)

@@ -17,6 +17,7 @@ from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.evaluate import evaluate
+from orchestra_jax.training.evaluation_progress import ShownEvaluator
 from orchestra_jax.training.main import run
 from orchestra_jax.training.policy_weights import fingerprint
 from orchestra_jax.training.summary import report
@@ -103,6 +104,21 @@ def test_an_evaluation_whose_servers_are_gone_ends_in_a_sentence(tmp_path: Path,
         "No SGLang server was ready for 720 s: http://b:30000: It did not answer. The evaluation ended before its "
         "figures were known; with servers that answer the same command goes on from what was finished."
     ]
+
+
+def test_a_stopped_evaluation_says_from_where_it_goes_on(tmp_path: Path, monkeypatch, capsys):
+    def stopped(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ShownEvaluator, "evaluate", stopped)
+    limits = ("evaluation.limit=4", "evaluation.benchmarks=[held_out]", "model.path=null")
+    with pytest.raises(SystemExit) as stop:
+        evaluate(config(tmp_path, *MICRO, *limits, "policy=baseline:strongest_expert"))
+    assert stop.value.code == 130
+    sentence = "Stopped at once; the same command goes on from what was finished."
+    assert complaints(capsys.readouterr().err) == [sentence]
+    starts = json.loads((tmp_path / "evaluation" / "run.json").read_text())["starts"]
+    assert [start["outcome"] for start in starts] == ["stopped"]
 
 
 def test_a_fingerprint_is_of_the_bits():

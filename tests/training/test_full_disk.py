@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -94,6 +95,40 @@ def test_a_folder_that_refuses_writes_is_one_sentence_with_status_2(tmp_path: Pa
     assert line.startswith(f"The folder {str(file)!r} cannot be written ({os.strerror(number)}): set output_dir to")
 
 
+def test_a_checkpoint_folder_that_refuses_writes_is_named_too(tmp_path: Path, capsys):
+    file = tmp_path / "elsewhere" / "policy-000002"
+    places = {"folder": str(tmp_path / "run"), "checkpoints": str(file.parent)}
+    with pytest.raises(SystemExit) as stop, exit_status(**places):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(file))
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("cannot be written (Read-only file system): set checkpoint.folder to one that can.")
+    file.parent.mkdir()
+    with pytest.raises(SystemExit), exit_status(**places):
+        full()
+    assert f"{str(file.parent)!r} has " in capsys.readouterr().err
+
+
+WAITING = """
+import sys, threading
+from orchestra_jax.config import cli
+
+class Waiting(threading.Thread):  # as Orbax' own
+    def join(self, timeout=None):
+        raise TimeoutError
+
+with cli.user_errors(ends_process=True):
+    Waiting(target=threading.Event().wait).start()
+    print("the sentence", file=sys.stderr)
+    sys.exit(5)
+"""
+
+
+def test_a_thread_that_waits_for_ever_does_not_keep_a_run_that_has_ended():
+    done = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (5, "the sentence\n")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
 def test_an_output_dir_without_room_is_refused_before_anything_is_imported(tmp_path, capsys, monkeypatch, number):
     def refuse(*_: object, **__: object) -> None:
@@ -122,6 +157,20 @@ def test_before_a_run_there_is_a_sentence_too(capsys: pytest.CaptureFixture[str]
     assert stop.value.code == 5
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("No space, or quota, is left on the disk of ")
+
+
+def test_a_save_that_a_read_only_disk_refuses_is_not_traced(tmp_path: Path, monkeypatch, caplog):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / "checkpoints"))
+
+    monkeypatch.setattr(logging.getLogger("absl"), "propagate", True)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    monkeypatch.setattr(checksums, "_write", refuse)
+    checkpoints.save(1, {"x": jnp.ones(3)}, {"step": 1})
+    with pytest.raises(SystemExit) as stop, exit_status(folder=str(tmp_path)):
+        checkpoints.close()
+    assert stop.value.code == 2
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_checkpoint_that_did_not_fit_is_none_and_its_remains_go(tmp_path: Path, monkeypatch, caplog):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.io.whole import write_whole
 
 FILE_NAME = "metrics.jsonl"
@@ -17,17 +17,17 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line is broken. An unfinished last line, left by a killed process, is skipped.
+        ConfigError: a line is broken. An unfinished last line, left by a killed process, is skipped.
     """
     file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
-    *lines, _ = file.read_text(encoding="utf-8").split("\n")  # the last piece is empty, or a torn line
+    *lines, _ = file.read_bytes().split(b"\n")  # the last piece is empty, or a torn line
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line).items()
             rows.append({name: float(value) if isinstance(value, str) else value for name, value in row})
         except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file}:{number} is not a line of metrics: delete it or restore the file.") from error
+            raise ConfigError(f"{file}:{number} is not a line of metrics: delete it or restore the file.") from error
     return rows
 
 
@@ -42,10 +42,10 @@ class JsonlLogger:
         self.path = Path(cfg.output_dir) / FILE_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
-            *lines, _ = self.path.read_text(encoding="utf-8").split("\n")
+            *lines, _ = self.path.read_bytes().split(b"\n")
             rows = read_metrics(self.path)
             kept = [line for line, row in zip(lines, rows, strict=True) if row["step"] < first_step]
-            write_whole(self.path, "".join(f"{line}\n" for line in kept))
+            write_whole(self.path, "".join(f"{line.decode()}\n" for line in kept))
         self._file = self.path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orchestra_jax.config.schema import LoggerConfig, RunConfig
+from orchestra_jax.config.schema import ConfigError, LoggerConfig, RunConfig
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.jsonl import read_metrics
 
@@ -61,8 +61,15 @@ def test_a_torn_last_line_is_skipped_then_cut(tmp_path):
 def test_a_broken_line_is_an_error(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0}\nnonsense\n{"step": 2}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl:2"):  # a run that goes on tells it in a sentence
         read_metrics(path)
+    path.write_bytes(b'{"step": 0}\n\xff\n')
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl:2"):
+        read_metrics(path)
+    path.write_bytes(b'{"step": 0}\n\xff\0')  # what a lost machine left of the last line
+    with opened(tmp_path, 1) as log:
+        log.log(1, {"x": 2.0})
+    assert read_metrics(path) == [{"step": 0}, {"step": 1, "x": 2.0}]
 
 
 def test_bad_metrics_are_refused_and_leave_no_line(tmp_path):
