@@ -57,9 +57,9 @@ if __name__ == "__main__":
         from orchestra_jax.config.served_path import logs_of_any_form
 
         sys.argv[1:] = logs_of_any_form(as_settings(sys.argv[1:], [PATH]))
-    job = main
     if {"-m", "--multirun"} & set(sys.argv):
         from orchestra_jax.config.sweep import each_job
 
-        job = each_job(main)
-    command.run(job, __doc__)
+        command.run(each_job(main), __doc__)
+    else:
+        command.run(main, __doc__)
