@@ -72,7 +72,7 @@ def test_a_table_of_ones_own_trains_as_the_public_answers_do_but_sooner():
     by_name, menu = replace(public.tools.menu, aliases=False), public.tools.evaluation.menu
     evaluation = replace(public.tools.evaluation, menu=replace(menu, aliases=False))
     assert own.tools == replace(public.tools, menu=by_name, evaluation=evaluation)
-    narrow = replace(public.pricing.randomise, low=0.5, high=2.0)
+    narrow = replace(public.pricing.randomise, lists=[], low=0.5, high=2.0)  # of the list that pricing.name names
     assert (own.model, own.pricing) == (public.model, replace(public.pricing, randomise=narrow))
     assert own.reward == replace(public.reward, cost_power=1.0)
     few = {"tasks_per_step": 48, "group_size": 12, "filtered_rows": "count", "kl_final": 0.2}
