@@ -123,9 +123,9 @@ def user_errors(*, ends_process: bool = False) -> Iterator[None]:
 
 def end(message: str, folder: str = "") -> NoReturn:
     """End the process with a sentence on standard error, as every user's error does; remove `folder` if it is empty."""
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
-        os.rmdir("outputs")  # if it was made for that folder, it is empty too
+    from orchestra_jax.config.errors import remove_empty
+
+    remove_empty(folder)
     print(message, file=sys.stderr)
     sys.exit(USAGE_ERROR)
 

@@ -1,5 +1,6 @@
 """Tell the errors of users from bugs, and say in a sentence what a user did wrong; loaded when something fails."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -70,6 +71,13 @@ def is_users_error(error: Exception) -> bool:
 def _reads_config(error: BaseException) -> bool:
     """Return whether Hydra was reading a file of conf/."""
     return any(frame.f_code.co_name == "load_configuration" for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def remove_empty(folder: str) -> None:
+    """Remove the folder of a refused start, and `outputs`, which was made for it, unless they hold something."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+        os.rmdir("outputs")
 
 
 def leave(status: int) -> None:

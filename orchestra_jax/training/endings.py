@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from orchestra_jax.config.errors import unwritable
+from orchestra_jax.config.errors import remove_empty, unwritable
 from orchestra_jax.config.exit_status import DISK_FULL, HALTED, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.money.budgets import BudgetExceeded
@@ -54,6 +54,8 @@ def status_of(
             return None
     if calls and (kept := kept_in(Path(calls))) not in sentence:
         sentence += kept
+    if folder and status == USAGE_ERROR:
+        remove_empty(folder)  # Hydra made it
     if processes is None or processes.first or not processes.agreed:
         print(sentence, file=sys.stderr, flush=True)
     return status

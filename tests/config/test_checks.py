@@ -391,8 +391,9 @@ def test_train_prints_one_sentence_and_no_trace(tmp_path: Path) -> None:
     assert "did you mean reward.outcome?" in done.stderr
     done = train("reward.outcome=2", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    done = train("model.path=/nowhere", cwd=tmp_path)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    for mistake in ("model.path=/nowhere", "algorithm.loss.loss=none"):
+        done = train(mistake, cwd=tmp_path)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert not (tmp_path / "outputs").exists()
     done = train("tools.mcp=['server --api-key=Canary1']", cwd=tmp_path)
     assert (done.returncode, "Canary1" in done.stdout + done.stderr) == (2, False)
