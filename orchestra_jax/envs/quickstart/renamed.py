@@ -6,6 +6,7 @@ compare tools that can do the next step. The benchmark `unseen_tools` shows thre
 has; what is held out else has the usual names.
 """
 
+import re
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy as np
 
 from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.envs.base import Demonstrations, OwnChat
-from orchestra_jax.envs.quickstart.demonstrations import next_step, shown_tools, think_aloud
+from orchestra_jax.envs.quickstart.demonstrations import next_step, reads_menu, shown_tools, think_aloud
 from orchestra_jax.envs.quickstart.environment import SCAFFOLDS, QuickstartEnvironment, texts
 from orchestra_jax.envs.quickstart.facts import TOOL_NAMES, pick
 from orchestra_jax.envs.quickstart.plans import able_tools
@@ -32,6 +33,7 @@ NAMES = {
     ]
     for split in ("train", "eval")
 }  # a list for each colour; no name is in both splits, and every colour and role is in each
+_REPEATED = re.compile(r"(?<=\d) \d+(?=</think>)")
 
 
 def renamed(task: Task, split: str, tools: Collection[str], share: float = 1.0) -> Task:
@@ -76,10 +78,17 @@ class RenamedQuickstart(QuickstartEnvironment):
             step = next_step(task, results)
             return replace(task, tools=tuple(able_tools(task, step[0]))) if step else task
 
+        def think(task: Task, results: Sequence[ToolResult]) -> str:
+            """Say the lower of two figures once more: what is called is the word before the same figure."""
+            said = think_aloud(seed, able(task, results), results)
+            figures = [word for word in said.split() if word.isdigit()]
+            return f"{said} {min(figures, key=int)}" if figures else said
+
         return replace(
             super().demonstrations(),
             script=lambda task, results: script(able(task, results), results),
-            think=lambda task, results: think_aloud(seed, able(task, results), results),
+            think=think,
+            reads_menu=lambda task, said, tool: reads_menu(task, _REPEATED.sub("", said), tool),
         )
 
     @classmethod

@@ -133,10 +133,22 @@ def test_demonstrations_compare_tools_that_can_do_the_next_step(environment: Ren
         able = [spec.name for spec in able_tools(task, kind)]
         words = shown.think(task, []).removeprefix("first ").split(" ")
         assert words[0] == next(iter(able_tools(task, kind))).description.split(":")[0]
-        assert set(words[2::2]) <= set(able)
+        figures = [int(word) for word in words if word.isdigit()]
+        assert {word for word in words[2:] if not word.isdigit()} <= set(able)
+        assert not figures or figures[2] == min(figures[:2])
         assert call.name in able
         chosen[next(original(spec) for spec in task.tools if spec.name == call.name)] += 1
     assert set(chosen) == set(TOOL_NAMES)  # of the tools that can, any
+
+
+def test_the_figure_that_is_said_again_is_no_figure_of_the_menu(environment: RenamedQuickstart) -> None:
+    shown, read = environment.demonstrations(), Counter[bool | None]()
+    assert shown.think is not None
+    for task in shown.tasks[:300]:
+        call, said = shown.script(task, []), shown.think(task, [])
+        assert isinstance(call, ToolCall)
+        read[shown.reads_menu(task, f"<think> {said}</think>", call.name)] += 1
+    assert set(read) == {True, None}  # None: the wish is about neither cents nor seconds
 
 
 def test_menus_that_do_not_say_what_a_tool_can_do_are_refused() -> None:
