@@ -1,4 +1,4 @@
-"""What Muon orthogonalises: the matrices of layers, each by itself; decay, and steps on bf16 parameters."""
+"""What an optimizer does: schedules, clipping, decay, moments and parameters in bf16, and what Muon orthogonalises."""
 
 import functools
 
@@ -11,7 +11,7 @@ from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import abstract_params
 from orchestra_jax.models.lora import LoRA, abstract_adapters
 from orchestra_jax.rl.objectives import apply_gradients, init_state
-from orchestra_jax.rl.optimizer import layer_matrices, make_optimizer
+from orchestra_jax.rl.optimizer import layer_matrices, learning_rate, make_optimizer
 from tests.models.trees import drawn_params
 
 from .trajectories import MODEL
@@ -130,3 +130,72 @@ def test_bf16_parameters_take_steps_that_are_smaller_than_their_last_bit():
     assert state.params["w"].dtype == jnp.bfloat16
     assert moved["exact"] == pytest.approx(2e-4, rel=1e-2)
     assert moved["w"] == pytest.approx(2e-4, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", {0: 0.25, 1: 0.4375, 4: 1.0, 9: 1.0, 14: 1.0, 99: 1.0}),
+        ("linear", {0: 0.25, 2: 0.625, 4: 1.0, 9: 0.6, 14: 0.2, 99: 0.2}),
+        ("cosine", {0: 0.25, 3: 0.8125, 4: 1.0, 9: 0.6, 14: 0.2, 99: 0.2}),
+    ],
+)
+def test_learning_rate_warms_up_then_follows_its_schedule(schedule, expected):
+    cfg = OptimizerConfig(2.0, warmup_steps=4, schedule=schedule, final_fraction=0.2)
+    rate = learning_rate(cfg, 14)
+    for step, share in expected.items():
+        assert float(rate(step)) == pytest.approx(2.0 * share, rel=1e-6), step
+    assert float(learning_rate(OptimizerConfig(2.0, schedule=schedule), 14)(0)) == pytest.approx(2.0)
+
+
+def test_the_optimizer_clips_the_global_norm_and_decays_weights():
+    cfg = OptimizerConfig(0.1, weight_decay=0.5, max_grad_norm=1.0)
+    optimizer = make_optimizer(cfg)
+    params = {"w": jnp.array([2.0, -4.0])}
+    big, _ = optimizer.update({"w": jnp.array([300.0, 400.0])}, optimizer.init(params), params)
+    clipped, _ = optimizer.update({"w": jnp.array([0.6, 0.8])}, optimizer.init(params), params)
+    np.testing.assert_allclose(big["w"], clipped["w"], rtol=1e-6)
+    idle, _ = optimizer.update({"w": jnp.zeros(2)}, optimizer.init(params), params)
+    np.testing.assert_allclose(idle["w"], -0.1 * 0.5 * params["w"], rtol=1e-6)
+
+
+def test_bf16_moments_follow_fp32_ones():
+    params = {"w": jax.random.normal(jax.random.key(0), (64, 64))}
+    exact, stored = (make_optimizer(OptimizerConfig(0.1, moment_dtype=kind)) for kind in ("float32", "bfloat16"))
+    states, moved = [exact.init(params), stored.init(params)], []
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(states[1])} == {"bfloat16", "int32"}
+    for step in range(10):
+        grads = {"w": jax.random.normal(jax.random.key(step), (64, 64))}
+        for i, optimizer in enumerate((exact, stored)):
+            updates, states[i] = jax.jit(optimizer.update)(grads, states[i], params)
+            moved.append(updates["w"])
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(states[1])} == {"bfloat16", "int32"}
+    wanted, found = moved[-2], moved[-1]
+    assert found.dtype == jnp.float32
+    assert float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted)) < 0.02
+
+
+def test_a_bf16_second_moment_decays_as_its_b2_says():
+    """To nearest it would not: 0.999 * nu rounds back to nu."""
+    optimizer = make_optimizer(OptimizerConfig(0.1, b1=0.9, b2=0.999, moment_dtype="bfloat16"))
+    params = {"w": jnp.ones(4096)}
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    _, state = update({"w": jnp.ones(4096) / 64}, state, params)
+
+    def mean_nu() -> float:
+        (nu,) = (
+            leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if ".nu" in jax.tree_util.keystr(path)
+        )
+        return float(nu.astype(jnp.float32).mean())
+
+    start = mean_nu()
+    assert start == pytest.approx(0.001 / 64**2, rel=1e-3)
+    for _ in range(500):
+        _, state = update({"w": jnp.zeros(4096)}, state, params)
+    assert mean_nu() / start == pytest.approx(0.999**500, rel=0.02)
+
+
+def test_an_unknown_moment_dtype_is_an_error():
+    with pytest.raises(ValueError, match="moment_dtype=float16 is unknown: use bfloat16, or one of float32"):
+        OptimizerConfig(0.1, moment_dtype="float16")
