@@ -74,10 +74,12 @@ def _reads_config(error: BaseException) -> bool:
 
 
 def remove_empty(folder: str) -> None:
-    """Remove the folder of a refused start, and `outputs`, which was made for it, unless they hold something."""
+    """Remove the folder of a refused start, and `outputs` if that was made for it, unless they hold something."""
+    around = os.path.dirname(folder)
     with contextlib.suppress(OSError):
         os.rmdir(folder)
-        os.rmdir("outputs")
+        if os.path.basename(around) == "outputs":
+            os.rmdir(around)
 
 
 def leave(status: int) -> None:
