@@ -44,6 +44,7 @@ __all__ = ["Learner", "LearnerConfig", "TrainState"]
 
 # Traces of one compiled function: more shapes of micro-batches than any configuration has mean one that never repeats.
 _MOST_TRACES = 1024
+_SMALL_VOCABULARY = 4096  # up to this, a supervised step holds the logits of all its tokens at once
 
 
 class Learner:
@@ -79,13 +80,14 @@ class Learner:
 
     def _compile(self) -> None:
         """Wrap the functions of the update in `jax.jit`; each is compiled when it first runs."""
-        cfg, optimizer, large = self.cfg, self.optimizer, self.config.vocab_size > 4096
+        cfg, optimizer = self.cfg, self.optimizer
+        chunk = cfg.chunk if self.config.vocab_size > _SMALL_VOCABULARY else None
 
         def policy(params: Params, base: Params | None, batch: MicroBatch, *others: Any) -> Any:
             return policy_objective(cfg, *self._scores(params, base, batch), batch, *others)
 
         def supervised(params: Params, base: Params | None, batch: MicroBatch, normalisers: Normalisers) -> Any:
-            logprobs, _ = self._scores(params, base, batch, temperature=1.0, chunk=cfg.chunk if large else None)
+            logprobs, _ = self._scores(params, base, batch, temperature=1.0, chunk=chunk)
             return supervised_objective(logprobs, batch, normalisers)
 
         def zeros() -> Sums:
