@@ -133,6 +133,7 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
     leader = {"arrowstyle": "-", "color": "#b0b7bf", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 6}
     texts, pixel, size = list[Annotation](), picture.dpi / 72, 8.5 if len(marks) > CROWD else 10
     touch, along = 2 * pixel * np.array([-1, -1, 1, 1]), np.linspace(0, 1, 30)[:, None]
+    apart = touch * np.array([3, 0, 3, 0])  # nearer on one line, two labels read as one
     taken = np.tile(axes.transData.transform([(mark.x, mark.y) for mark in marks]), 2) + 3.5 * touch
     marks = [mark for mark in marks if mark.label]
     for mark in marks:
@@ -160,7 +161,7 @@ def _label(picture: Figure, axes: Axes, marks: Sequence[Mark], arrow: tuple[Mark
         boxes[number], lines[number] = [*low, *(low + sizes[number])], line if distance > 15 else np.nan
         box, line, rest = boxes[number], lines[number], boxes[np.arange(len(marks)) != number]
         crossed = _in(line, rest + touch).any(0).sum() + _in(lines, (box + touch)[None]).any(1).sum() - (distance > 15)
-        passed, there = _in(line, taken[~_in(points[number], taken)]).any(0).sum(), np.vstack([taken, rest])
+        passed, there = _in(line, taken[~_in(points[number], taken)]).any(0).sum(), np.vstack([taken, rest + apart])
         covered, near = (((a[:2] < there[:, 2:]) & (there[:, :2] < a[2:])).all(1).sum() for a in (box, box + touch))
         return float(covered + crossed + (0 if _in(box.reshape(2, 2), inside).all() else 99) + passed / 32 + near / 800)
 
