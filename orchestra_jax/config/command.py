@@ -23,7 +23,7 @@ def run(main: Callable[[Any], None], about: str | None, config: str = "config", 
         print_help(about, {f"{flag.name} {flag.value}".rstrip(): flag.about for flag in flags})
         return
     words = ["--help" if word == "--help-all" else word for word in words]
-    if flags:
+    if any(word.startswith("-") for word in words) or flags:
         from orchestra_jax.config.flags import as_settings
 
         words = as_settings(words, flags)
