@@ -1,6 +1,8 @@
 """Tell in a sentence what ended a run, such as a full disk or the user's wish; loaded when something does."""
 
+import contextlib
 import errno
+import os
 import re
 import shutil
 import sys
@@ -14,6 +16,7 @@ from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.money.unsaved import kept_in
 from orchestra_jax.processes import Processes
+from orchestra_jax.processes.lock import FILE_NAME, alone_in
 from orchestra_jax.training.stopping import Interrupted
 from orchestra_jax.types import OutOfTime
 
@@ -55,10 +58,20 @@ def status_of(
     if calls and (kept := kept_in(Path(calls))) not in sentence:
         sentence += kept
     if folder and status == USAGE_ERROR:
-        remove_empty(folder)  # Hydra made it
+        _remove_unused(folder)
     if processes is None or processes.first or not processes.agreed:
         print(sentence, file=sys.stderr, flush=True)
     return status
+
+
+def _remove_unused(folder: str) -> None:
+    """Remove the folder that Hydra made for a refused start, if it holds a lock at most that nobody has."""
+    for place in (os.path.join(folder, "evaluation"), folder):
+        with contextlib.suppress(OSError, ConfigError):
+            if os.listdir(place) == [FILE_NAME]:
+                with alone_in(Path(place)):
+                    os.unlink(os.path.join(place, FILE_NAME))
+        remove_empty(place)
 
 
 def _refuses_writes(error: OSError, folder: str | None) -> bool:
