@@ -117,7 +117,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
 
                 parents = parents_of(cfg.model)
             record.begin(origin=origin.name if origin else None, parents=parents, devices=device_names())
-        first = trainer.next_step - ("unmeasured" in state.notes)
+        first = trainer.next_step - ("unmeasured" in state.notes)  # that step is logged anew
         with trainer.running(), RunLog(cfg, first, writes=processes.first) as log:
             if state.phase == "warm_start":
                 if trainer.warm is not None:
