@@ -30,11 +30,7 @@ PATH = Flag("path", "env.options.path", "the table of recorded answers: path=FIL
 
 
 def as_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
-    """Return the words of a command line with each flag written as a setting; its value follows, or stands after =.
-
-    Raises:
-        SystemExit: status 2, after a sentence: a flag is none of these, nor of Hydra's.
-    """
+    """Return the words of a command line with each flag written as a setting; its value follows, or stands after =."""
     known, found, rest = {flag.name: flag for flag in flags}, list[str](), list(words)
     while rest:
         word = rest.pop(0)
@@ -46,12 +42,23 @@ def as_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
         else:
             value = value if equals or not rest else rest.pop(0)
             found.append(f"{flag.setting}={_quoted(value) if flag.quoted else value}")
+    return found
+
+
+def checked_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
+    """Return the same words of a command's own line.
+
+    Raises:
+        SystemExit: status 2, after a sentence: a flag is none of these, nor of Hydra's.
+    """
+    found = as_settings(words, flags)
     if any(word.startswith("-") for word in found):
         from hydra._internal.utils import get_args_parser
 
         from orchestra_jax.config.help import Parser
 
-        Parser(flags=known, parents=[get_args_parser()], add_help=False).parse_args(found)
+        names = [flag.name for flag in flags]
+        Parser(flags=names, parents=[get_args_parser()], add_help=False).parse_args(found)
     return found
 
 
