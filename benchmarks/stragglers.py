@@ -13,9 +13,10 @@ be compared.
 Seconds a step are the mean between the ends of two steps; the first steps, which compile, are left out. A step without
 oversampling waits for its slowest call; with it, a group has the time of N + 1 steps (rollout.max_staleness).
 
-The tools keep books: a line when a call begins, and one with its dollars when it has answered. The exit status is 1
-unless in each run every call that began has answered, the books equal the ledgers of the trained trajectories call by
-call, no trajectory was trained twice, and all runs have the same trajectories and the same bill.
+The tools keep books: a line when a call begins, and one with its dollars when it has answered. A call that fails for
+reasons of the machine is made again, as in every run. The exit status is 1 unless in each run every other call that
+began has answered, the books equal the ledgers of the trained trajectories call by call, no trajectory was trained
+twice, and all runs have the same trajectories and the same bill.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from short import SMALL, parse, table, wide_console
 from orchestra_jax.envs.quickstart.environment import QuickstartEpisode
 from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.types import ToolCall, ToolResult
+from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult
 
 BOOKS = "books.jsonl"
 SETTINGS = (
@@ -62,7 +63,11 @@ def _train(books: Path, slow_s: float, one_in: int, overrides: list[str]) -> Non
         drawn = hashlib.blake2b(f"{self.task.id} {call.name}".encode(), digest_size=8).digest()
         if int.from_bytes(drawn) % one_in == 0:
             await asyncio.sleep(slow_s)
-        result = await step(self, call)
+        try:
+            result = await step(self, call)
+        except InfrastructureError:  # such as the sandbox's time-out while the event loop compiled: it is tried again
+            note("failed", self.task.id, call.name)
+            raise
         note("answered", self.task.id, call.name, [row.cost_usd for row in result.usage])
         return result
 
@@ -84,13 +89,21 @@ def _run(folder: Path, args: argparse.Namespace, oversample: int, staleness: int
     run_logged(command, folder.with_name(f"{folder.name}.log"), ENVIRONMENT, args.limit_s)
 
 
+def _calls(books: list[list[Any]]) -> tuple[Counter[Any], Counter[Any]]:
+    """Return the calls that began and were not to be tried again, and those that were answered, with their dollars."""
+    began, failed = (
+        Counter((task, tool) for what, task, tool, *_ in books if what == kind) for kind in ("began", "failed")
+    )
+    paid = Counter((task, tool, tuple(costs[0])) for what, task, tool, *costs in books if what == "answered")
+    return began - failed, paid
+
+
 def _read(folder: Path, skip: int) -> dict[str, Any]:
     """Return the figures of one run, and what is wrong with its bills."""
     rows = read_metrics(folder)
     ends = [row["seconds"] for row in rows]
     books = [json.loads(line) for line in (folder / BOOKS).read_text().splitlines()]
-    began = Counter((task, tool) for what, task, tool, *_ in books if what == "began")
-    paid = Counter((task, tool, tuple(costs[0])) for what, task, tool, *costs in books if what == "answered")
+    began, paid = _calls(books)
     members = [member for group in read_groups(folder / "rollouts") for member in group.members]
     ledger = Counter(
         (member.task.id, call.name, tuple(row.cost_usd for row in result.usage))

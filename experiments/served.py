@@ -9,7 +9,6 @@ python experiments/served.py outputs/quickstart write log.jsonl
 python experiments/served.py --database postgresql://orchestra@db.example/orchestra - keys
 """
 
-import argparse
 import os
 
 from orchestra_jax.config.help import Parser
@@ -24,9 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
         default=os.environ.get("ORCHESTRA_DATABASE"),
         help="address of the database (default: ORCHESTRA_DATABASE, else the file in the folder)",
     )
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     added = commands.add_parser("add-key", help="make a key and print it, once")
     added.add_argument("name", help="who has it")
     added.add_argument("--usd-per-day", type=float, help="dollars from midnight to midnight UTC (default: no limit)")

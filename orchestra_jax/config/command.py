@@ -23,10 +23,10 @@ def run(main: Callable[[Any], None], about: str | None, config: str = "config", 
         print_help(about, {f"{flag.name} {flag.value}".rstrip(): flag.about for flag in flags})
         return
     words = ["--help" if word == "--help-all" else word for word in words]
-    if flags:
-        from orchestra_jax.config.flags import as_settings
+    if any(word.startswith("-") for word in words) or flags:
+        from orchestra_jax.config.flags import checked_settings
 
-        words = as_settings(words, flags)
+        words = checked_settings(words, flags)
     sys.argv[1:] = words
     import hydra  # only now: it takes a second
 

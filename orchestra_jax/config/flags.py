@@ -45,6 +45,23 @@ def as_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
     return found
 
 
+def checked_settings(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
+    """Return the same words of a command's own line.
+
+    Raises:
+        SystemExit: status 2, after a sentence: a flag is none of these, nor of Hydra's.
+    """
+    found = as_settings(words, flags)
+    if any(word.startswith("-") for word in found):
+        from hydra._internal.utils import get_args_parser
+
+        from orchestra_jax.config.help import Parser
+
+        names = [flag.name for flag in flags]
+        Parser(flags=names, parents=[get_args_parser()], add_help=False).parse_args(found)
+    return found
+
+
 def _quoted(value: str) -> str:
     """Return a value in the quotes of Hydra's grammar, unless it has some."""
     if value[:1] in ("'", '"') or value in ("", "null"):

@@ -5,7 +5,7 @@ import functools
 import gzip
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -117,17 +117,28 @@ def _kinds(noun: type) -> dict[str, Any]:
 Kept = dict[tuple[int, int], Trajectory]  # by the number of the task and of the sample
 
 
-def take_over(path: Path, rest: Path, policy: str, keys: Sequence[str], tasks: Sequence[Task], samples: int) -> Kept:
-    """Return the trajectories of these tasks in two files of an evaluation; `rest` then has the same policy's others.
+def take_over(
+    path: Path,
+    rest: Path,
+    policy: str,
+    keys: Sequence[str],
+    tasks: Sequence[Task],
+    samples: int,
+    line_of: Callable[[Trajectory], str],
+) -> Kept:
+    """Return the trajectories of these tasks in two files of an evaluation; write both anew.
+
+    `path` then has these trajectories, and `rest` the same policy's others. A kill at any moment loses none.
 
     Args:
         path: file written by `trajectory_files.TrajectoryFile`.
         policy: mark of the policy in the files.
         keys: marks of the tasks, in their order.
         samples: of each task.
+        line_of: gives the line of a trajectory in `path`.
     """
     places, found, others = {key: place for place, key in enumerate(keys)}, Kept(), dict[bytes, None]()
-    damaged = list[bytes]()
+    moved, damaged = list[bytes](), list[bytes]()
     for file in (rest, path):
         lines = file.read_bytes().split(b"\n") if file.is_file() else []
         for line in lines:
@@ -140,6 +151,7 @@ def take_over(path: Path, rest: Path, policy: str, keys: Sequence[str], tasks: S
                     raise ValueError(member)
                 if place is not None and member < samples:
                     found[place, member] = replace(decode_trajectory(record, tasks[place]), group=place)
+                    moved += [line] if file == rest else []
                 elif record.get("policy") == policy:
                     others[line] = None
             except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -147,10 +159,13 @@ def take_over(path: Path, rest: Path, policy: str, keys: Sequence[str], tasks: S
                     damaged.append(line)
     if damaged:
         _put_aside(path, damaged)
-    if others:
-        write_whole(rest, b"\n".join([*others, b""]).decode())
-    else:
+    if others:  # with what moves from `rest` to `path`, until it is there
+        write_whole(rest, b"\n".join([*others, *moved, b""]).decode())
+    write_whole(path, "".join(map(line_of, found.values())))
+    if not others:
         rest.unlink(missing_ok=True)
+    elif moved:
+        write_whole(rest, b"\n".join([*others, b""]).decode())
     return found
 
 

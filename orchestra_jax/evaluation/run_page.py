@@ -1,7 +1,7 @@
 """The page of a finished run: what it learned, three questions before and after training, and how to ask its policy."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -24,18 +24,18 @@ _PICTURES = {
 }
 
 
-def write_page(summary: Mapping[str, Any], directory: Path) -> Path:
-    """Write the page into the run's folder, beside the pictures, and return its path."""
+def write_page(summary: Mapping[str, Any], directory: Path, rows: Sequence[Mapping[str, float]] = ()) -> Path:
+    """Write the page of a run with these rows of metrics.jsonl, beside its pictures, and return its path."""
     pairs = _before_and_after(directory / "evaluation" / "trajectories")
-    asked = [after for _, after in pairs]
     page = templates().get_template("run.html.jinja").render(
         name=str(summary.get("name") or directory.name),
         changes=[Text.from_markup(line).plain for line in changes(summary)],
         pictures={name: words for name, words in _PICTURES.items() if (directory / name).is_file()},
         tables=[_cells(table) for table in summary_tables(summary)],
         pairs=pairs,
+        rows=rows,
         folder=quote(str(directory)) if (directory / POLICY_FOLDER).is_dir() else "",
-        commands=[f"{quote(row['question'])} --wish {quote(row['preference'])}" for row in asked],
+        commands=[f"{quote(row['question'])} --wish {quote(row['preference'])}" for _, row in pairs],
     )  # fmt: skip  # one argument a line
     write_whole(directory / FILE_NAME, page)
     return directory / FILE_NAME

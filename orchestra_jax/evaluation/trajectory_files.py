@@ -37,11 +37,10 @@ class TrajectoryFile:
         if policy is not None and (path.is_file() or rest.is_file()):
             from orchestra_jax.evaluation.decoding import take_over  # only to resume
 
-            self.found = take_over(path, rest, self._policy, self._keys, tasks, samples)
+            self.found = take_over(path, rest, self._policy, self._keys, tasks, samples, self._line)
         else:
             rest.unlink(missing_ok=True)
-        # The file is written anew, as a kill may have cut the last line.
-        write_whole(path, "".join(map(self._line, self.found.values())))
+            write_whole(path, "")
 
     def add(self, trajectory: Trajectory) -> None:
         """Append a trajectory that ended."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestra_jax.evaluation.calls import called_tools
-from orchestra_jax.evaluation.intervals import bootstrap
+from orchestra_jax.evaluation.intervals import bootstrap, wilson
 from orchestra_jax.evaluation.measures import questions
 from orchestra_jax.types import Trajectory
 
@@ -70,6 +70,9 @@ def sentences(
     (right, cents), (other_right, other_cents) = _means(policy), _means(rival)
     difference = [mine.right - its.right for mine, its in zip(policy, rival, strict=True)]
     low, high = bootstrap(difference) or (math.nan, math.nan)
+    if low <= 0 <= high and policy != rival:
+        _, unseen = wilson(0, len(policy)) or (0.0, 1.0)  # resampling loses none of what was never lost
+        low, high = (low if min(difference) < 0 else -unseen), (high if max(difference) > 0 else unseen)
     paid, wishes = _beside(policy, rival), ", with their users' wishes" if wished else ""
     told, least, most = (f"{round(100 * share, 1) + 0.0:.1f}" for share in (right - other_right, low, high))
     interval = f"(difference {told} points, 95 % interval {least} to {most})"

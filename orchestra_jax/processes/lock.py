@@ -23,10 +23,7 @@ _BEAT_S = 5.0
 
 @contextmanager
 def alone_in(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
-    """Hold the lock of an existing folder during the block. Its file names the holder.
-
-    Args:
-        beat_s: seconds after which the holder renews the file's time.
+    """Hold the lock of an existing folder during the block; its file names the holder, and is renewed every `beat_s` s.
 
     Raises:
         ConfigError: another process holds it.
@@ -37,6 +34,8 @@ def alone_in(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
         locks = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(descriptor).st_nlink:  # another start, which was refused, has just removed it
+                raise BlockingIOError
         except BlockingIOError:
             raise _in_use(folder, descriptor) from None
         except OSError:

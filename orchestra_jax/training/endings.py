@@ -1,7 +1,10 @@
 """Tell in a sentence what ended a run, such as a full disk or the user's wish; loaded when something does."""
 
+import contextlib
 import errno
+import os
 import re
+import resource
 import shutil
 import sys
 import tempfile
@@ -14,12 +17,15 @@ from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.run_budget import Halted
 from orchestra_jax.money.unsaved import kept_in
 from orchestra_jax.processes import Processes
+from orchestra_jax.processes.lock import FILE_NAME, alone_in
 from orchestra_jax.training.stopping import Interrupted
 from orchestra_jax.types import OutOfTime
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The words of libraries that are not Python: Orbax' TensorStore, safetensors.
-_FULL_TEXT = re.compile(rf"No space left on device|[Qq]uota exceeded|os error ({'|'.join(map(str, _FULL))})\b")
+_FULL_TEXT = re.compile(
+    rf"No space left on device|[Qq]uota exceeded|File too large|os error ({'|'.join(map(str, _FULL))})\b"
+)
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
@@ -55,10 +61,20 @@ def status_of(
     if calls and (kept := kept_in(Path(calls))) not in sentence:
         sentence += kept
     if folder and status == USAGE_ERROR:
-        remove_empty(folder)  # Hydra made it
+        _remove_unused(folder)
     if processes is None or processes.first or not processes.agreed:
         print(sentence, file=sys.stderr, flush=True)
     return status
+
+
+def _remove_unused(folder: str) -> None:
+    """Remove the folder that Hydra made for a refused start, if it holds a lock at most that nobody has."""
+    for place in (os.path.join(folder, "evaluation"), folder):
+        with contextlib.suppress(OSError, ConfigError):
+            if os.listdir(place) == [FILE_NAME]:
+                with alone_in(Path(place)):
+                    os.unlink(os.path.join(place, FILE_NAME))
+        remove_empty(place)
 
 
 def _refuses_writes(error: OSError, folder: str | None) -> bool:
@@ -88,7 +104,7 @@ def stopped(error: Exception, where: str, usd: float) -> Halted | Interrupted | 
 
 
 def disk_full(error: BaseException | None) -> bool:
-    """Return whether the error, or its cause, is that a disk or a quota is used up."""
+    """Return whether the error, or its cause, is that a disk, a quota or the size of a file is used up."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -109,7 +125,11 @@ def disk_full_sentence(folder: str | None, checkpoints: str | None = None) -> st
     for place in dict.fromkeys([folder, checkpoints, tempfile.gettempdir()]):
         if place and Path(place).is_dir():
             rooms.append(f"{place!r} has {shutil.disk_usage(place).free / 1e9:.2f} GB free")
+    fix, (most, _) = "free some", resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most != resource.RLIM_INFINITY:
+        rooms.append(f"a file may have {most / 1e9:.3g} GB")
+        fix += ", or raise `ulimit -f`"
     return (
-        f"No space, or quota, is left on a disk that the run writes to ({', '.join(rooms)}): free some, and the same "
+        f"No space, or quota, is left on a disk that the run writes to ({', '.join(rooms)}): {fix}, and the same "
         "command continues from the last checkpoint."
     )

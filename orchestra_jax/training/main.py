@@ -117,7 +117,8 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
 
                 parents = parents_of(cfg.model)
             record.begin(origin=origin.name if origin else None, parents=parents, devices=device_names())
-        with trainer.running(), RunLog(cfg, trainer.next_step, writes=processes.first) as log:
+        first = trainer.next_step - ("unmeasured" in state.notes)  # that step is logged anew
+        with trainer.running(), RunLog(cfg, first, writes=processes.first) as log:
             if state.phase == "warm_start":
                 if trainer.warm is not None:
                     warm_start(trainer, trainer.warm, environment)

@@ -61,8 +61,8 @@ def report(found: Mapping[str, Any], directory: Path) -> None:
     from orchestra_jax.evaluation.run_page import write_page
 
     write_summary(found, directory)
-    draw(found, read_metrics(directory), directory)
-    write_page(found, directory)
+    draw(found, rows := read_metrics(directory), directory)
+    write_page(found, directory, rows)
     if found.get("after") or found.get("benchmarks"):
         print_summary(found, directory)
     else:

@@ -183,14 +183,14 @@ class Trainer:
         with ProgressBar(cfg.steps, phase="policy", start=state.step) as progress:
             self.watch = progress.show
             while state.step < cfg.steps:
-                metrics = self.policy_step()
+                metrics = state.notes.pop("unmeasured", None) or self.policy_step()
                 metrics["seconds"] = self.seconds()
                 refused: BudgetExceeded | ReplayMiss | OutOfTime | None = None
                 if cfg.evaluation.every and state.step % cfg.evaluation.every == 0 and state.step < cfg.steps:
                     try:
                         metrics |= evaluation_metrics(self.evaluate(f"step {state.step}"))
                     except (BudgetExceeded, ReplayMiss, OutOfTime) as error:
-                        refused = error  # the step itself is done
+                        refused, state.notes["unmeasured"] = error, metrics  # the step itself is done
                     self._lap("evaluate")
                 log.log(state.step, metrics)
                 show_step(progress, state.step, metrics)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,3 +155,34 @@ def test_missing_files_of_a_run(override: str, found: list[str]):
 def test_an_evaluation_needs_no_weights_of_the_configs_model(policy: str):
     words = (f"policy={policy}", "model.path=/nowhere", "model.tokenizer=/nowhere")
     assert missing_to_evaluate(compose(*words, name="evaluate")) == []
+
+
+@pytest.mark.parametrize(("line", "sentence"), {
+    "train --seed=1": "There is no flag '--seed': write settings without dashes, seed=1; --help lists the flags.",
+    "train --rate 1": "There is no flag '--rate': write settings without dashes, KEY=VALUE; --help lists the flags.",
+    "train seed=1 -m steps=2": "'steps=2' is a word too many: put quotes around texts, and write flags after "
+    "everything else.",
+    "train --cfg all-of-it": "--cfg/-c cannot be 'all-of-it': write one of job, hydra, all.",
+    "evaluate --limt 3": "There is no flag '--limt': did you mean --limit?",
+    "ask": "policy and question must be given: --help shows how, with examples.",
+    "ask p q --name=x": "There is no flag '--name': write settings without dashes, name=x; --help lists the flags.",
+    "ask p q --max 3": "--max stands for several flags: write one of --max-usd, --max-seconds.",
+    "ask p q --max-usd much": "--max-usd must be a number, not 'much'.",
+    "serve p --port x": "--port must be a whole number, not 'x'.",
+    "served f judge --usd 1": "--max-usd must be given: --help shows how, with examples.",
+    "served f keys --all": "There is no flag '--all': --help lists those there are.",
+    "index a b --dim": "--dim needs one value behind it.",
+    "index a b": "--kind flat needs --url, an embedding server's base; --kind bm25 needs none.",
+    "prepare papers data": "what cannot be 'papers': write paper.",
+    "prepare paper data --dry-run=1": "--dry-run takes no value: write it alone.",
+    "prepare paper data --pass-rate 1": "--pass-rate needs 2 values behind it.",
+}.items())  # fmt: skip
+def test_a_wrong_flag_is_one_sentence_with_the_fix(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, sentence: str
+):
+    name, *words = line.split()
+    file = str(EXPERIMENTS / f"{name}.py")
+    monkeypatch.setattr("sys.argv", [file, *words])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        runpy.run_path(file, run_name="__main__")
+    assert capsys.readouterr() == ("", f"{sentence}\n")

@@ -1,7 +1,10 @@
 """Rollouts on the disk are those of the step, to the last bit."""
 
+import contextlib
 import dataclasses
 import gzip
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from orchestra_jax.evaluation.group_files import (
     encode_trajectory,
     write_groups,
 )
+from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
 from orchestra_jax.processes import Processes
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
@@ -88,3 +92,34 @@ def test_a_step_that_could_not_be_written_is_told(tmp_path: Path) -> None:
     files.add(1, stored(1, 0).members, np.zeros((1, 2)), np.zeros((1, 2)), np.array([True]))
     with pytest.raises(OSError, match="rollouts"):
         files.close()
+
+
+def test_a_kill_while_trajectories_are_sorted_into_files_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tasks = [dataclasses.replace(TASK, id=str(number), extra={}) for number in range(6)]
+    file = TrajectoryFile(tmp_path / "held_out.jsonl", "weights", tasks)
+    for number, task in enumerate(tasks):
+        file.add(dataclasses.replace(trajectory(group=number), task=task))
+
+    def found(count: int) -> set[int]:
+        return {place for place, _ in TrajectoryFile(file.path, "weights", tasks[:count]).found}
+
+    for count in (2, 6, 3, 6):  # some leave the file, come back, and others leave it
+        for writes in range(3):
+            with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+                patched.setattr(Path, "replace", _killed_after(writes))
+                found(count)
+        assert found(count) == set(range(count))
+        assert len(file.path.read_text().splitlines()) == count
+    assert {each.name for each in tmp_path.iterdir() if each.suffix != ".part"} == {"held_out.jsonl"}
+
+
+def _killed_after(writes: int) -> Callable[[Path, Path], None]:
+    done: list[Path] = []
+
+    def replace(path: Path, target: Path) -> None:
+        if len(done) == writes:
+            raise KeyboardInterrupt
+        done.append(target)
+        os.replace(path, target)
+
+    return replace

@@ -1,8 +1,10 @@
 """The page of a finished run: figures, pictures, questions before and after, commands; hostile text stays text."""
 
 import json
+import math
 import re
 import shlex
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -68,9 +70,9 @@ class Tags(HTMLParser):
         self.words += data
 
 
-def page(run: Path, found: dict[str, Any]) -> Tags:
+def page(run: Path, found: dict[str, Any], rows: Sequence[dict[str, float]] = ()) -> Tags:
     read = Tags()
-    read.feed(write_page(found, run).read_text(encoding="utf-8"))
+    read.feed(write_page(found, run, rows).read_text(encoding="utf-8"))
     return read
 
 
@@ -99,6 +101,17 @@ def test_the_page_has_figures_pictures_three_questions_and_commands_that_a_shell
         "orchestra-jax", "ask", str(run), "Question 4? said", "--wish", "Save. said"
     ]  # fmt: skip
     assert f"orchestra-jax serve {shlex.quote(str(run))} --port 8100" in words
+
+
+def test_the_page_has_a_table_of_steps_and_of_many_some_with_the_last(tmp_path: Path) -> None:
+    figures = {"reward/mean": 0.25, "accuracy": 0.5, "cost_usd": 0.0125, "latency_s": 2.0, "valid_rate": 1.0}
+    rows = [{"step": 1, **figures}, {"step": 2, **figures, "calls": 1.5, "eval/accuracy": 0.75}]
+    words = " ".join(page(tmp_path, summary(), rows).words.split())
+    assert "step reward right (%) cents seconds calls valid (%) held out: right (%) 1 0.250 50.0 1.25 2.0" in words
+    assert " 2.0 100.0 2 0.250 50.0 1.25 2.0 1.50 100.0 75.0 Ask this policy" in words
+    many = page(tmp_path, summary(), [{"step": n, "accuracy": math.nan} for n in range(1, 402)]).words
+    assert [int(step) for step in re.findall(r"(\d+) +nan", many)] == list(range(1, 402, 5))
+    assert "Steps" not in page(tmp_path, summary()).words
 
 
 def test_hostile_text_stays_text_and_nothing_runs(tmp_path: Path) -> None:

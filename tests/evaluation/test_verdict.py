@@ -67,6 +67,18 @@ def test_a_dozen_questions_do_not_tell_who_is_more_often_right():
     assert found.endswith("); 75 % cheaper.")
 
 
+def test_few_questions_of_which_none_is_lost_do_not_tell_it_either():
+    best = outcomes(9, 3, 0.2)
+    found = sentences(shifted(best, 0, 0, 0.05), best, "big")  # Wilson's interval of 0 of 12 ends at 24.2 %
+    assert "Too few questions to tell which is more often right (difference 0.0 points, 95 % interval -24.2" in found
+    assert found.endswith(" to 24.2); 75 % cheaper.")
+    found = sentences(shifted(best, 1, 0, 0.05), best, "big")
+    assert "Too few questions to tell which is more often right (difference 8.3 points, 95 % interval -24.2" in found
+    best = outcomes(60, 15, 0.2)  # of 0 of 75 at 4.9 %
+    found = sentences(shifted(best, 0, 0, 0.05), best, "big")
+    assert "As often right, within chance (difference 0.0 points, 95 % interval -4.9 to 4.9) and 75 %" in found
+
+
 def test_the_same_choices_are_the_same():
     best = outcomes(9, 3, 0.2, 12.3, 150.0)
     found = sentences(best, best, "big")
@@ -97,24 +109,24 @@ def trajectory(
 def test_failed_questions_count_for_neither_and_rules_that_do_better_are_named(samples: int):
     run = [
         trajectory(number, "small", True, 0.001, Status.FAILED if number == 3 else Status.COMPLETED)
-        for number in range(40)
+        for number in range(100)
         for _ in range(samples)
     ]
-    best = [trajectory(number, "big", number != 3, 0.002) for number in range(40)]
+    best = [trajectory(number, "big", number != 3, 0.002) for number in range(100)]
     rules = {
         "best": best,
-        "oracle": [trajectory(number, "big", True, 0.0) for number in range(40)],
-        "cascade": [trajectory(number, "big", True, 0.0005) for number in range(40)],
-        "cheapest": [trajectory(number, "big", False, 0.0001) for number in range(40)],
+        "oracle": [trajectory(number, "big", True, 0.0) for number in range(100)],
+        "cascade": [trajectory(number, "big", True, 0.0005) for number in range(100)],
+        "cheapest": [trajectory(number, "big", False, 0.0001) for number in range(100)],
     }
     found = verdict(run, rules, "best", "Next: go on.", samples)
-    assert found.startswith("On 39 questions that training has not seen: 100.0 % right at .100 cents; your best")
+    assert found.startswith("On 99 questions that training has not seen: 100.0 % right at .100 cents; your best")
     assert "your best model alone (big): 100.0 % at .200. As often" in found
     assert found.endswith(
         ") and 50 % cheaper. The baseline cascade does no worse for no more: 100.0 % at .0500.\nNext: go on."
     )
     for cost, named in ((0.0010001, True), (0.0011, False)):  # a sandbox's seconds are no difference
-        alike = {"best": best, "router": [trajectory(number, "small", True, cost) for number in range(40)]}
+        alike = {"best": best, "router": [trajectory(number, "small", True, cost) for number in range(100)]}
         assert ("The baseline router does no worse" in verdict(run, alike, "best", "", samples)) is named
     wished = [trajectory(0, "small", True, 0.001, words="Be right.")]
     assert "has not seen, with their users' wishes: 100.0 %" in verdict(wished, {"best": best[:1]}, "best", "", 1)

@@ -308,7 +308,7 @@ def test_the_command_tells_sizes_and_licences_first(copies: Path, tmp_path: Path
     assert lines[-1].startswith(f"Free at {tmp_path / 'data'}: ")
     assert run("--from", str(copies), "--only", "hle")[1].endswith(f"export ORCHESTRA_DATA={tmp_path / 'data'}\n")
     status, _, error = run("--only", "humanity")
-    assert (status, "there is no part 'humanity'; known are general_thought, " in error) == (2, True)
+    assert (status, "There is no part 'humanity'; known are general_thought, " in error) == (2, True)
     assert "say with --pass-rate LOW HIGH" in run("--passed", "x.jsonl")[2]
     assert "is no folder" in run("--from", str(tmp_path / "none"))[2]
     assert "--limit 0 must be at least 1" in run("--from", str(copies), "--dry-run", "--limit", "0")[2]

@@ -111,7 +111,7 @@ def test_the_command_asks_for_what_it_needs(folder: Path, monkeypatch, capsys) -
 
     status, said = run("--only", "descriptions")
     assert status == 2
-    assert "preferences and descriptions are written by models: name them with --experts FILE" in said
+    assert "Preferences and descriptions are written by models: name them with --experts FILE" in said
     (folder / "general_thought/questions.jsonl").unlink()
     (folder / "general_thought").rmdir()
     job = writing(folder, "http://127.0.0.1:9/v1")

@@ -75,6 +75,21 @@ def test_one_process_does_not_hold_it_twice_and_gives_it_back_after_an_error(tmp
     assert (tmp_path / FILE_NAME).read_text() == ""
 
 
+def test_a_lock_that_its_holder_has_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    taken = fcntl.flock
+
+    def removed_before(descriptor: int, how: int) -> None:  # between our opening of the file and our taking of it
+        (tmp_path / FILE_NAME).unlink()
+        taken(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    with pytest.raises(ConfigError, match="Another run is at work"), alone_in(tmp_path):
+        pass
+    monkeypatch.undo()
+    with alone_in(tmp_path):
+        pass
+
+
 def left_by(folder: Path, host: str) -> None:
     (folder / FILE_NAME).write_text(f"host {host}, process 1, since 2026-01-01 00:00:00\n")
 

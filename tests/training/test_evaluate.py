@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.models.sharding import make_mesh
+from orchestra_jax.processes.lock import FILE_NAME, alone_in
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.evaluation_progress import ShownEvaluator
@@ -148,10 +149,19 @@ def test_a_fingerprint_is_of_the_bits():
     ],
 )
 def test_an_evaluation_without_policy_or_tasks_says_so(tmp_path: Path, capsys, overrides, sentence: str):
+    (folder := tmp_path / "run").mkdir()
     with pytest.raises(SystemExit) as stop:
-        evaluate(config(tmp_path, *MICRO, *overrides))
+        evaluate(config(folder, *MICRO, *overrides))
     assert stop.value.code == 2
     assert sentence in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_a_refused_evaluation_leaves_the_folder_of_another_that_has_just_begun(tmp_path: Path):
+    (begun := tmp_path / "evaluation").mkdir()
+    with alone_in(begun), pytest.raises(SystemExit, match="2"):
+        evaluate(config(tmp_path, *MICRO, "policy=baseline:strong"))
+    assert [file.name for file in begun.iterdir()] == [FILE_NAME]
 
 
 def test_a_run_without_benchmarks_has_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from orchestra_jax.money.unsaved import Unsaved
 from orchestra_jax.training import checksums
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.loggers.base import RunLog
-from orchestra_jax.training.loggers.jsonl import read_metrics
+from orchestra_jax.training.loggers.jsonl import JsonlLogger, read_metrics
 from orchestra_jax.training.main import exit_status, run
 from orchestra_jax.training.summary import write_summary
 
@@ -61,6 +62,20 @@ def test_a_full_disk_is_one_sentence_with_a_status_of_its_own(tmp_path: Path, ca
     assert line.startswith("No space, or quota, is left on a disk that the run writes to (")
     assert f"{str(tmp_path)!r} has " in line
     assert "the same command continues from the last checkpoint" in line
+
+
+def test_the_largest_size_of_a_file_is_told_like_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = JsonlLogger(run_with(tmp_path, "jsonl"), 1)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        with pytest.raises(SystemExit, match="5"), exit_status(folder=str(tmp_path)):
+            log.log(1, {f"figure/{number}": 0.5 for number in range(1000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        log.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ", a file may have 4.1e-06 GB): free some, or raise `ulimit -f`, and the same command continues" in line
 
 
 def test_it_names_the_file_in_which_paid_answers_wait(tmp_path: Path, capsys):

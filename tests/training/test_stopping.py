@@ -17,6 +17,7 @@ from orchestra_jax.rollout import collector as collecting
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import exit_status, run
 from orchestra_jax.training.stopping import CleanInterrupt, handling
+from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import OutOfTime
 from tests.rollout.scripted import HANG, TASK, FakeEngine, make, word_tokenizer
 from tests.training.test_trainer import MICRO, complaints, config
@@ -214,3 +215,35 @@ def test_a_measurement_of_the_warm_start_that_was_given_up_is_made_when_the_run_
     assert stop.value.code == 130
     run(small)
     assert measured == [2, 4, 4]
+
+
+@pytest.mark.slow
+def test_an_evaluation_between_steps_that_was_given_up_is_made_when_the_run_goes_on(tmp_path: Path, monkeypatch):
+    whole, signals = Trainer.evaluate, ["step 1", "step 1"]
+
+    def evaluate(self, when: str):
+        if [when] == signals[:1]:
+            raise OutOfTime(signals.pop())
+        return whole(self, when)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    small = config(
+        tmp_path, *MICRO, "steps=2", "warm_start.steps=0", "evaluation.questions=2", "evaluation.swap_questions=0",
+        "evaluation.every=1", "checkpoint.every=50",
+    )  # fmt: skip
+    stopped = []
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="130"):
+            run(small)
+        stopped += read_metrics(tmp_path)
+    run(small)
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in (*stopped, *rows)] == [1, 1, 1, 2]
+    for row in stopped:
+        assert {**rows[0], "seconds": row["seconds"]} == {**row, **_measured(rows[0])}
+        assert not _measured(row)
+    assert _measured(rows[0])
+
+
+def _measured(row: dict) -> dict:
+    return {name: figure for name, figure in row.items() if name.startswith("eval")}

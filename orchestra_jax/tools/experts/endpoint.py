@@ -49,13 +49,20 @@ def read_reply(content: bytes) -> ChatAnswer:
             raise Unreadable(f"it is an error, {one_line(text_of(said))[:_SHOWN]!r}")
         choice = answer["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason")
-        text = text_of(message.get("content"))
+        text = _content_of(message.get("content"))
     except (LookupError, TypeError, AttributeError):
         raise Unreadable("it is no chat completion") from None
     tokens = read_usage(answer.get("usage"))
     if tokens and not tokens["completion_tokens"] and (text or message.get("tool_calls")):
         tokens = None  # it wrote something
     return ChatAnswer(text, finish if isinstance(finish, str) else "unknown", tokens, message)
+
+
+def _content_of(content: Any) -> str:
+    """Return the text of a message, also of one in parts: parts that are no text, such as thoughts, are left out."""
+    if isinstance(content, list) and any(part["type"] == "text" for part in content):
+        return "".join(text_of(part["text"]) for part in content if part["type"] == "text")
+    return text_of(content)
 
 
 def thought_of(message: Mapping[str, Any]) -> str:

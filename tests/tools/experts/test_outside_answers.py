@@ -54,7 +54,14 @@ async def ask(client, budget, **options):
 
 @pytest.mark.parametrize(
     ("said", "text"),
-    [("\ud83d", "\ufffd"), ("cut \ud83d\ude00 \ud83d", "cut \U0001f600 \ufffd"), (None, ""), ("\x00", "\x00")],
+    [
+        ("\ud83d", "\ufffd"),
+        ("cut \ud83d\ude00 \ud83d", "cut \U0001f600 \ufffd"),
+        (None, ""),
+        ("\x00", "\x00"),
+        ([{"type": "text", "text": "hi"}], "hi"),
+        ([{"type": "thinking", "thinking": []}, {"type": "text", "text": "h"}, {"type": "text", "text": "i"}], "hi"),
+    ],
 )
 async def test_texts_are_made_valid(stub, make, tmp_path, said, text):
     replay = Replay(tmp_path / "calls.db", "replay_or_record")
@@ -68,7 +75,9 @@ async def test_texts_are_made_valid(stub, make, tmp_path, said, text):
 
 
 UNREADABLE = {
-    "a list": content([{"type": "text", "text": "hi"}]),
+    "a list": content(["hi"]),
+    "parts without text": content([{"type": "image_url", "image_url": {"url": "x"}}]),
+    "a part whose text is none": content([{"type": "text", "text": {"hi": 1}}]),
     "a number": content(7),
     "an object": content({"text": "hi"}),
     "no choices": changed(lambda answer: answer.update(choices=[])),
