@@ -43,16 +43,13 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
     try:
         if not isinstance(LOSSES.get(name := cfg.algorithm.loss.loss), Loss):
             found.append(f"algorithm.loss.loss={name} is no Loss: write @Loss above the function (docs/add_a_loss.md).")
+        device_mesh(cfg.mesh)
     except ValueError as error:
         found.append(str(error))
     if cfg.rollout.engine is EngineName.sglang or (processes is not None and processes.count > 1):
         from orchestra_jax.training.prerequisites import beside_problems
 
         found += beside_problems(cfg, processes or Processes())
-    try:
-        device_mesh(cfg.mesh)
-    except ValueError as error:
-        found.append(str(error))
     try:
         paid_prices(cfg.pricing)
         if cfg.pricing.randomise != RandomPricesConfig():
