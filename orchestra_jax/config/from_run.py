@@ -170,7 +170,7 @@ def told(config: DictConfig, given: Sequence[str], home: Path) -> str:
     tools = [*offer.names, *models, *config.tools.simulated, *(["MCP servers"] if offer.mcp else [])]
     parts = [
         f"env {env.name}",
-        f"tools {_listed(tools) or 'none'}",
+        *([] if ":" in env.name else [f"tools {_listed(tools) or 'none'}"]),  # a world of the user's has its own
         f"prices {config.pricing.name}",
         f"{limits.max_turns} turns, {limits.max_calls} calls, {limits.max_length} tokens",
     ]

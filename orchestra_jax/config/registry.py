@@ -69,16 +69,16 @@ class Registry(Generic[T]):
 
     def _import(self, path: str) -> Any:
         module, _, attribute = path.partition(":")
-        here = str(Path.cwd())
-        if here not in sys.path:
+        if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)
         try:
-            return getattr(importlib.import_module(module), attribute)
+            found = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name not in (module, module.partition(".")[0]):
                 raise ConfigError(f"{self.key}={path}: {module} needs {error.name}, which is not installed.") from error
             raise ConfigError(
                 f"{self.key}={path}: there is no module {module}; start from the folder that holds it, or install it."
             ) from error
-        except AttributeError as error:
-            raise ConfigError(f"{self.key}={path}: the module {module} has no {attribute!r}.") from error
+        if hasattr(found, attribute):
+            return getattr(found, attribute)
+        raise ConfigError(f"{self.key}={path}: the module {module} has no {attribute!r}.")

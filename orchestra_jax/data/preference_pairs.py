@@ -9,6 +9,7 @@ An instruction for the kind "maker" holds {maker}, which stands for the preferre
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,12 @@ def preference_of(words: str, tools: Sequence[ToolSpec]) -> Preference:
 
 
 def _pair(row: Any) -> Pair:
-    """Make the pair of a line; other keys of the line are ignored."""
-    fields = {key: row[key] for key in Pair.__dataclass_fields__ if key in row}
+    """Make the pair of a line; other keys of the line are ignored, unless they are nearly one of its own."""
+    own = Pair.__dataclass_fields__
+    if typos := [(key, near[0]) for key in row if key not in own and (near := get_close_matches(key, own, 1))]:
+        raise ValueError(f"its key {typos[0][0]!r} means nothing; write {typos[0][1]}")
+    fields = {key: row[key] for key in own if key in row}
     words, prefers = fields.get("instruction"), fields.get("prefers", {})
     if not isinstance(words, str) or not words.strip() or not isinstance(prefers, dict):
         raise ValueError("it needs an instruction, and prefers as {kind: weight}")
-    return Pair(**{**fields, "prefers": {kind: weight for kind, weight in prefers.items() if weight}})
+    return Pair(**{"split": None, **fields, "prefers": {kind: weight for kind, weight in prefers.items() if weight}})

@@ -278,8 +278,9 @@ class Orchestrator:
         names = [spec.name for spec in (*task.tools, *said.tools)]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise QuestionError(f"There is a tool {twice[0]!r} already: give yours another name.")
-        texts = [task.preference.instruction, *(spec.name for spec in said.tools)]
-        for text in (*texts, *(message["content"] or "" for message in messages)):
+        if new := [word for spec in said.tools if (word := self._unknown_word(spec.name)) is not None]:
+            raise QuestionError(f"The policy has no word {new[0]!r}. Give the tool the name of one of its training's.")
+        for text in (task.preference.instruction, *(message["content"] or "" for message in messages)):
             if (word := self._unknown_word(text)) is not None:
                 known = ", ".join(map(repr, self.wishes.values()))
                 raise QuestionError(f"The policy has no word {word!r}. Wishes that it understands are {known}.")

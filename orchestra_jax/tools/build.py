@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.mcp import McpServer, mcp_servers
@@ -227,6 +228,8 @@ def tool_problems(cfg: WorldConfig) -> list[str]:
         plain = [TOOLS.get(name) for name in tools.names]
     except ValueError as error:
         return [str(error)]
+    if bare := [name for name, made_by in zip(tools.names, plain, strict=True) if iscoroutinefunction(made_by)]:
+        return [f"tools.names={bare[0]} is no tool: write @tool above the function (docs/add_a_tool.md)."]
     if tools.simulated and "released" in (tools.menu.form, cfg.tools.evaluated.menu.form):
         found.append("Simulated experts have no part in the released form: take tools.menu.form=separate.")
     if tools.mcp and "released" in (tools.menu.form, cfg.tools.evaluated.menu.form):

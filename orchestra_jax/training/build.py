@@ -24,7 +24,7 @@ from orchestra_jax.models.families import preset_config, run_settings
 from orchestra_jax.money import run_budget as spending
 from orchestra_jax.money.run_prices import paid_prices
 from orchestra_jax.processes import Processes
-from orchestra_jax.rl.losses import LOSSES
+from orchestra_jax.rl.losses import LOSSES, Loss
 from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
@@ -40,16 +40,16 @@ def preflight(cfg: RunConfig, processes: Processes | None = None) -> None:
         ConfigError: one sentence for each thing that is missing.
     """
     found = missing(cfg)
-    if problem := LOSSES.problem(cfg.algorithm.loss.loss):
-        found.append(problem)
+    try:
+        if not isinstance(LOSSES.get(name := cfg.algorithm.loss.loss), Loss):
+            found.append(f"algorithm.loss.loss={name} is no Loss: write @Loss above the function (docs/add_a_loss.md).")
+        device_mesh(cfg.mesh)
+    except ValueError as error:
+        found.append(str(error))
     if cfg.rollout.engine is EngineName.sglang or (processes is not None and processes.count > 1):
         from orchestra_jax.training.prerequisites import beside_problems
 
         found += beside_problems(cfg, processes or Processes())
-    try:
-        device_mesh(cfg.mesh)
-    except ValueError as error:
-        found.append(str(error))
     try:
         paid_prices(cfg.pricing)
         if cfg.pricing.randomise != RandomPricesConfig():

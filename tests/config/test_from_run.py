@@ -175,6 +175,11 @@ def test_an_option_of_the_runs_world_may_be_set_like_any_other(home: Path):
     assert evaluated(*words)[0].env.options["user"] == "gpt-5"
 
 
+def test_a_world_of_the_users_own_has_its_own_tools_and_not_those_of_a_setting(home: Path):
+    run = made(home, "env.name=my_env:RoomEnvironment", "name=rooms")
+    assert "env my_env:RoomEnvironment; prices quickstart;" in line(f"policy={run}", "name=x")
+
+
 def test_the_command_evaluates_where_the_policy_was_trained(home: Path):
     """From another folder: the figures are of its world, and lie beside the policy."""
     run = made(home, "+experiment=database", "name=trained", "evaluation.questions=4")

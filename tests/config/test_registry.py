@@ -67,3 +67,12 @@ def test_a_module_that_lacks_a_dependency_says_which(registry, tmp_path, monkeyp
 
     with pytest.raises(ConfigError, match="needs no_such_dependency"):
         registry.get("needy:x")
+
+
+def test_a_mistake_within_the_module_is_not_taken_for_a_missing_attribute(registry, tmp_path, monkeypatch) -> None:
+    (tmp_path / "broken.py").write_text("import math\nmath.squareroot(2)\n\n\ndef wave(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    with pytest.raises(AttributeError, match="'math' has no attribute 'squareroot'"):
+        registry.get("broken:wave")

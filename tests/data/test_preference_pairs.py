@@ -79,6 +79,8 @@ def test_none_is_what_comes_with_us():
         ({"split": "train", "instruction": "a", "compute": 2}, r"\[0, 1\]"),
         ({"split": "train", "instruction": "a", "prefers": {"open": True}}, r"\[0, 1\]"),
         ({"split": "test", "instruction": "a"}, "neither train nor eval"),
+        ({"instruction": "a"}, "neither train nor eval"),
+        ({"split": "train", "instruction": "a", "latencies": 0.6}, "'latencies' means nothing; write latency"),
         ({"split": "train", "instruction": "by {maker}"}, "exactly where"),
         ({"split": "train", "instruction": "a", "prefers": {"maker": 1}}, "exactly where"),
         ([], "no preference"),

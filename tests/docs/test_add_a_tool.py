@@ -74,8 +74,10 @@ async def test_its_calls_are_recorded_and_replayed(folder: Path, monkeypatch: py
     assert live[0].is_error
 
 
-async def test_what_is_not_there_is_told(folder: Path):
+def test_what_is_not_there_is_told(folder: Path):
+    (folder / "bare_tools.py").write_text("async def rain(city: str) -> str: ...\n")
     for name, sentence in {
+        "bare_tools:rain": "tools.names=bare_tools:rain is no tool: write @tool above the function",
         "my_tools:rain": "tools.names=my_tools:rain: the module my_tools has no 'rain'.",
         "your_tools:rain": "there is no module your_tools; start from the folder that holds it",
         "wether": "tools.names=wether is no known tool:",

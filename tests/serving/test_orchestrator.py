@@ -226,7 +226,7 @@ def test_a_call_of_the_callers_tool_ends_the_answer_and_its_result_is_read(serve
     for tools, sentence in (
         ([replace(LOOKUP, name="python")], "There is a tool 'python' already"),
         ([LOOKUP, LOOKUP], "There is a tool 'lookup' already"),
-        ([replace(LOOKUP, name="zesty")], "The policy has no word 'zesty'"),
+        ([replace(LOOKUP, name="zesty")], "The policy has no word 'zesty'. Give the tool the name of one"),
         ([replace(LOOKUP, parameters={"type": "object", "properties": {"x": {"$ref": "http://a/b"}}})], "'lookup'"),
     ):
         with pytest.raises(QuestionError, match=sentence):

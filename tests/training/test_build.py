@@ -200,6 +200,8 @@ def test_config_record_survives_json(tmp_path: Path):
         (("env.name=quickstrt",), "env.name=quickstrt is no known environment: did you mean quickstart?"),
         (("data.preferences_per_question=16",), "data.preferences_per_question=16 must be at most"),
         (("algorithm.loss.loss=grop",), "algorithm.loss.loss=grop is no known loss: did you mean "),
+        (("algorithm.loss.loss=math:squareroot",), "algorithm.loss.loss=math:squareroot: the module math has no "),
+        (("algorithm.loss.loss=math:sqrt",), "algorithm.loss.loss=math:sqrt is no Loss: write @Loss above"),
     ],
     ids=[
         "questions",
@@ -216,6 +218,8 @@ def test_config_record_survives_json(tmp_path: Path):
         "environment",
         "preferences",
         "loss",
+        "loss of a module",
+        "no loss",
     ],
 )
 def test_what_is_missing_ends_the_run_before_anything_is_made(

@@ -176,8 +176,8 @@ def ordered_tools(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _problems_of_tools(setting: str, names: Sequence[str]) -> list[str]:
-    if unknown := [name for name in names if name not in TOOL_NAMES]:
-        return [f"{setting} names {', '.join(unknown)}: the quickstart has {', '.join(TOOL_NAMES)}."]
+    if new := [name for name in names if name not in TOOL_NAMES]:
+        return [f"{setting} names {', '.join(new)}: the quickstart has {', '.join(TOOL_NAMES)}; others need env=qa."]
     return [
         f"{setting} has no tool for a step of the kind {kind}: add one of {', '.join(able)}."
         for kind, able in RIVALS.items()

@@ -174,7 +174,7 @@ class Connection:
 
     def _sentence(self, what: str) -> str:
         lines = [line.strip() for line in self._said.splitlines() if line.strip()]
-        last = f" Its last words: {shown(lines[-1])}" if lines else ""
+        last = f" Its last words: {shown(lines[-1]).rstrip('.')}." if lines else ""
         return f"The MCP server {shown(self._settings.label)} {what}.{last}"
 
 

@@ -45,6 +45,7 @@ def test_without_names_every_tool_is_offered() -> None:
     ("tools", "sentence"),
     [
         (["python", "web_search", "expert_large", "abacus"], "names abacus"),
+        (["python", "web_search", "expert_large", "my_tools:abacus"], "others need env=qa."),
         (["python", "web_search"], "no tool for a step of the kind compare"),
     ],
 )

@@ -38,7 +38,7 @@ if "raw" in FAULTS:
 if "mute" in FAULTS:
     time.sleep(60)
 if "silly" in FAULTS:
-    sys.exit("I will not start.")
+    sys.exit("I will not start")
 
 
 def called(name: str, arguments: dict) -> dict:
