@@ -253,8 +253,8 @@ async def test_what_nobody_waits_for_any_more_is_not_searched(monkeypatch):
         await hasty.search("c")
     await hasty.close()
     (waiting,) = server._queue._queue
-    while not waiting.answer.cancelled():  # the server has seen that its client is gone
-        await asyncio.sleep(0.01)
+    await asyncio.wait([waiting.answer], timeout=WAIT_S)
+    assert waiting.answer.cancelled()  # the server has seen that its client is gone
     gate.set()
     await asyncio.gather(*first, patient.search("d"))
     assert sorted(seen) == ["a", "b", "d"]
