@@ -21,11 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "orchestra_jax"
 SHORT_RUN = (
-    "steps=1", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.batch_size=8",
-    "warm_start.min_copy_accuracy=1", "algorithm.tasks_per_step=4", "algorithm.group_size=2", "evaluation.questions=2",
+    "steps=1", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.batch_size=16",
+    "warm_start.min_copy_accuracy=1", "algorithm.tasks_per_step=2", "algorithm.group_size=4", "evaluation.questions=2",
     "evaluation.swap_questions=1", "rollout.slots=8", "rollout.widths=[64]", "algorithm.row_widths=[192]",
     "algorithm.micro_tokens=768", "model.family=tests.training.micro:OneLayer",  # compiles faster, loads the same
-)  # fmt: skip  # one list of overrides
+)  # fmt: skip  # shapes of tests/training/test_trainer.py: the tests compile these programs once
 # Words that begin a riddle: they need the line above, or a question that nobody asked.
 RIDDLES = ("Of", "What", "Whether", "That", "Who", "Whose", "Whom", "Where", "Whence", "How", "Why", "If", "Which")
 NO_VERBS = ("The", "A", "An", "All", "Each", "Every", "It", "Its", "This", "These", "One", "First", "Last")

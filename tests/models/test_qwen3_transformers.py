@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,7 +21,7 @@ CASES = [
     (4, 1, 24, 48, 3, 1e6, False, False),
     (6, 6, 8, 40, 2, 1e4, True, True),
     (8, 2, 32, 64, 1, 5e5, False, True),
-    (3, 1, 20, 56, 4, 1e6, True, False),
+    (3, 1, 20, 56, 1, 1e6, True, False),
     (5, 5, 12, 32, 3, 1e3, False, True),
     (8, 4, 10, 96, 2, 1e6, True, True),
 ]
@@ -32,6 +31,10 @@ CASES = [
 def run(params, config, tokens, positions, past=None, past_lengths=None):
     hidden, kv = forward(params, config, tokens, positions, past=past, past_lengths=past_lengths)
     return logits(params, config, hidden), kv
+
+
+# What is computed outside of jit compiles a program for each operation and shape; numpy compiles nothing.
+write = jax.jit(write_cache)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -63,22 +66,22 @@ def test_logits_in_full_and_cached(case, tmp_path) -> None:
     config = read_config(tmp_path, scan_layers=scan)
     state = {name: weight.numpy() for name, weight in model.state_dict().items()}
     params = to_params(state, config)
-    ids = jnp.asarray(tokens.numpy())
-    positions = jnp.broadcast_to(jnp.arange(LENGTH), ids.shape)
+    ids = tokens.numpy().astype(np.int32)
+    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), ids.shape)
     got, _ = run(params, config, ids, positions)
     assert np.abs(want).max() > 1
-    assert np.abs(got - want).max() < 1e-4
+    assert np.abs(np.asarray(got) - want).max() < 1e-4
 
     back = to_tensors(params, config)
     assert set(back) == set(state) - ({"lm_head.weight"} if tied else set())
     assert all(np.array_equal(back[name], state[name]) for name in back)
 
-    for chunks in ([1] * LENGTH, [9, 1, 7, 7]):
+    for chunks in ([1] * LENGTH, [11, 1, 11, 1]):  # each length is a program more to compile
         cache, start = empty_cache(config, 3, LENGTH + 3), 0
         for size in chunks:
             part = slice(start, start + size)
-            lengths = jnp.full(3, start)
+            lengths = np.full(3, start, np.int32)
             step, kv = run(params, config, ids[:, part], positions[:, part], cache, lengths)
-            assert np.abs(step - want[:, part]).max() < 1e-4
-            cache = write_cache(cache, kv, jnp.arange(3), lengths, jnp.full(3, size))
+            assert np.abs(np.asarray(step) - want[:, part]).max() < 1e-4
+            cache = write(cache, kv, np.arange(3), lengths, np.full(3, size))
             start += size

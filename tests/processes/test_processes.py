@@ -2,8 +2,10 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -99,7 +101,7 @@ def test_a_connection_that_breaks_ends_all_others_and_names_the_lost_one():
     third._closing = True  # the thread of a killed process says nothing more
     for peer in third._peers.values():
         peer.shutdown(socket.SHUT_RDWR)
-    sentences = {said.get(timeout=10), said.get(timeout=10)}
+    sentences = {said.get(timeout=60), said.get(timeout=60)}
     for sentence, index in zip(sorted(sentences), (0, 1), strict=True):
         assert sentence.startswith(f"Process 2 of 3 is gone, so process {index} ends too")
     first.close()
@@ -107,13 +109,35 @@ def test_a_connection_that_breaks_ends_all_others_and_names_the_lost_one():
 
 
 def test_silence_is_a_lost_machine(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lifeline, "_SILENT_S", 1.0)
-    monkeypatch.setattr(lifeline, "_BEAT_S", 0.1)
+    now, rounds, changed = [0.0], Counter[threading.Thread](), threading.Condition()
+
+    def sleep(_seconds: float) -> None:
+        """Counts the rounds of each watch, which waits at the end of one."""
+        with changed:
+            rounds[threading.current_thread()] += 1
+            changed.notify_all()
+        time.sleep(0.001)
+
+    def a_round_of(*lines: Lifeline) -> None:
+        """Waits for a whole round of each, one after the other: it hears what was said and says that it lives."""
+        for thread in (line._thread for line in lines):
+            with changed:
+                least = rounds[thread] + 2
+                assert changed.wait_for(lambda thread=thread, least=least: rounds[thread] >= least, 60)
+
+    monkeypatch.setattr(lifeline, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(lifeline, "_BEAT_S", 0.01)
     (first, second), said = lifelines(2)
-    time.sleep(2)
+    for _ in range(3):
+        a_round_of(first, second, first)  # each has heard the other since the clock moved
+        now[0] += 0.9 * lifeline._SILENT_S
+    a_round_of(first, second, first)
     assert said.empty()  # they hear each other
     second._closing = True
-    assert said.get(timeout=10).startswith("Process 1 of 2 is gone")
+    second._thread.join(60)
+    a_round_of(first)  # has read all that the second one said
+    now[0] += 1.1 * lifeline._SILENT_S
+    assert said.get(timeout=60).startswith("Process 1 of 2 is gone")
     first.close()
 
 
@@ -135,7 +159,8 @@ def test_a_farewell_ends_nobody():
     second.close()
     for peer in second._peers.values():
         peer.shutdown(socket.SHUT_RDWR)
-    time.sleep(0.5)
+    first._thread.join(60)
+    assert not first._thread.is_alive()  # nobody is left to watch over
     assert said.empty()
     first.close()
 
@@ -153,7 +178,7 @@ def test_one_may_leave_while_another_says_farewell():
         def sendall(self, said: bytes) -> None:
             if said == lifeline._BYE:
                 third.close()
-                first._thread.join(timeout=10)
+                first._thread.join(timeout=60)
             own.sendall(said)
 
     first._peers[1] = Slow()

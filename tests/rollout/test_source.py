@@ -22,7 +22,7 @@ from orchestra_jax.training.loggers.jsonl import read_metrics
 from tests.training.test_trainer import MICRO, complaints, config, final_arrays, train
 
 AHEAD = ("rollout.lockstep=false", "rollout.max_staleness=1")
-SHORT = (*MICRO, "evaluation.every=0", "evaluation.questions=4", "evaluation.swap_questions=0")
+SHORT = (*MICRO, "evaluation.every=0", "evaluation.questions=0")
 
 
 def test_what_was_started_goes_on_between_two_calls():

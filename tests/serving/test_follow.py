@@ -81,7 +81,7 @@ def questions(count: int) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_the_circle_of_serving_judging_training_and_taking_up(tmp_path: Path):
-    """200 questions with feedback, a log, training on it from the served policy, and the server goes on with that."""
+    """Questions with feedback, a log, training on it from the served policy, and the server goes on with that."""
     run, served, again = tmp_path / "run", tmp_path / "served", tmp_path / "again"
     random_run(run)
     words = (str(run), "name=tiny", "--follow", str(again))
@@ -95,10 +95,10 @@ def test_the_circle_of_serving_judging_training_and_taking_up(tmp_path: Path):
             judged = http.post("/feedback", json={"id": found.headers["x-request-id"], **said})
             assert judged.status_code == 200
 
-        for question, answer in questions(200):
+        for question, answer in questions(50):
             asked(question, answer)
         log = tmp_path / "log.jsonl"
-        assert command("served", str(served), "write", str(log)).startswith("200 requests are in")
+        assert command("served", str(served), "write", str(log)).startswith("50 requests are in")
         train = ("+experiment=served", f"path={log}", f"model.path={run / 'policy'}", "steps=2", f"output_dir={again}")
         command("train", *train, *MICRO, "evaluation.questions=0", "algorithm.tasks_per_step=4")
         with opened(served / "serving" / "served.db") as database:
@@ -111,6 +111,6 @@ def test_the_circle_of_serving_judging_training_and_taking_up(tmp_path: Path):
             kept = rows(database, "requests")
     assert len({row["policy"] for row in kept}) == 2
     assert all(row["ended"] is not None and row["correct"] for row in kept)  # none is lost
-    assert {json.loads(line)["question"] for line in log.read_text().splitlines()} == {q for q, _ in questions(200)}
+    assert {json.loads(line)["question"] for line in log.read_text().splitlines()} == {q for q, _ in questions(50)}
     steps = [json.loads(line) for line in (again / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps if "loss" in step] == [1, 2]

@@ -24,9 +24,10 @@ BOTH = f"""
 
 
 def written(folder: Path, text: str) -> Path:
-    file = folder / "keys.yaml"
-    file.write_text(text)
-    return file
+    """A file that never is there in part: a server may look at any time."""
+    part, file = folder / "keys.part", folder / "keys.yaml"
+    part.write_text(text)
+    return part.replace(file)
 
 
 def test_a_file_has_keys_by_their_hash_or_by_the_variable_that_holds_them(tmp_path: Path):
@@ -128,18 +129,17 @@ def test_a_server_takes_its_file_and_what_changes_in_it(tmp_path: Path):
         headers = {"authorization": "Bearer of-anna"}
         found = [httpx.post(f"{address}/chat/completions", json=asked, headers=headers, timeout=60) for _ in range(3)]
         assert [one.status_code for one in found][-1] == 402  # its six cents are used up
-        file.write_text("- {name: anna, env: NOBODY}")
-        time.sleep(3.0)
+        written(tmp_path, "- {name: anna, env: NOBODY}")
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Goes on with the keys as they were. The file of keys")
         assert ask("of-anna") == 200  # a file that cannot be used changes nothing
-        file.write_text(f"- {{name: bob, sha256: {digest('of-bob')}}}")
+        written(tmp_path, f"- {{name: bob, sha256: {digest('of-bob')}}}")
         until(200, "of-bob")
         until(401, "of-anna")
         process.terminate()
         assert process.wait(60) == 0
-        assert process.stderr is not None
         said = process.stderr.read().splitlines()
-    assert said[0].startswith("Goes on with the keys as they were. The file of keys")
-    assert said[1:] == [f"Takes up the keys of {file}.", "Ended; everything is closed."]
+    assert said == [f"Takes up the keys of {file}.", "Ended; everything is closed."]
 
 
 def test_a_server_with_a_bad_file_does_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

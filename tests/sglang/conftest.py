@@ -1,4 +1,4 @@
-"""Two real SGLang servers on a tiny random checkpoint, started side by side once for all tests."""
+"""Two real SGLang servers on a tiny random checkpoint, started once for all tests."""
 
 import asyncio
 import os
@@ -79,7 +79,8 @@ def servers(folder, sglang_python):
     """Holding version 0 at first; the second one has its tokenizer."""
 
     async def start() -> None:
-        await asyncio.gather(*(server.start() for server in found))
+        for server in found:  # the second one finds the bytecode that the first one made
+            await server.start()
 
     async def stop() -> None:
         await asyncio.gather(*(server.stop() for server in found))

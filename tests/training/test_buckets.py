@@ -170,8 +170,7 @@ def test_places_on_a_disk_are_fine():
 @pytest.mark.slow
 def test_a_run_goes_on_from_a_bucket_and_ends_with_the_same_parameters(folder: str, tmp_path, capsys):
     small = (
-        *MICRO, "steps=2", "warm_start.steps=2", "checkpoint.every=1", "evaluation.every=0", "evaluation.questions=2",
-        "evaluation.swap_questions=0",
+        *MICRO, "steps=2", "warm_start.steps=2", "checkpoint.every=1", "evaluation.every=0", "evaluation.questions=0",
     )  # fmt: skip
     train_here(tmp_path / "whole", *small)
 

@@ -20,7 +20,7 @@ BUSY = """
 import ctypes, signal, sys
 from pathlib import Path
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
-from orchestra_jax.io.event_loop import LoopThread
+from orchestra_jax.io import event_loop
 from orchestra_jax.training import guard
 from orchestra_jax.training.stopping import end_now, handling
 
@@ -37,7 +37,8 @@ async def endless():
     while True:
         pass
 
-loop = LoopThread()
+event_loop._BUSY_S = 0.5  # it need not keep a core busy for longer
+loop = event_loop.LoopThread()
 rollout = RolloutConfig(slow_after_s=float(sys.argv[3]), limits=RolloutLimits(deadline_s=1))
 with handling(end_now), guard.guarded(Path(sys.argv[2]), loop, rollout, 0), loop:
     try:
@@ -147,6 +148,5 @@ def test_a_signal_is_heard_while_the_event_loop_is_busy(tmp_path: Path):
     process = begun("endless", tmp_path, 600.0)
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "heard\n"
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=300)
-    assert process.returncode in (-signal.SIGKILL, -signal.SIGTERM, 1, -signal.SIGINT)
+    process.communicate(timeout=300)  # what is busy is interrupted, and all is closed
+    assert process.returncode == -signal.SIGINT

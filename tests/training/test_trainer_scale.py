@@ -20,7 +20,7 @@ from tests.training.test_trainer import MICRO, assert_same_arrays, config, final
 
 __all__ = ["reference"]  # a fixture
 
-SMALL = (*MICRO, "evaluation.every=0", "evaluation.questions=4", "evaluation.swap_questions=0", "steps=3")
+SMALL = (*MICRO, "evaluation.every=0", "evaluation.questions=0", "steps=3")
 # The quickstart's row widths split a step into several micro-batches; one width does for all of it.
 PACKED = ("algorithm.packing=true", "algorithm.row_length=320", "algorithm.micro_tokens=640")
 

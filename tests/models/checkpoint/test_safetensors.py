@@ -346,7 +346,7 @@ def test_transformers_loads_it(tied, tmp_path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = CONFIG.replace(tie_word_embeddings=tied, scan_layers=not tied)
-    params = jax.tree.map(lambda x: x * 4, drawn_params(config))
+    params = jax.tree.map(lambda x: jnp.asarray(4 * np.asarray(x)), drawn_params(config))
     save(tmp_path / "model", config, params, max_shard_bytes=20_000)
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", output_loading_info=True, attn_implementation="eager"

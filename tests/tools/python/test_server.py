@@ -131,7 +131,7 @@ async def test_code_that_nobody_waits_for_any_more_is_ended():
     command = [sys.executable, "-u", "-m", "orchestra_jax.tools.python.server", *options]
     server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        assert b"Running on" in await asyncio.wait_for(server.stdout.readline(), 60)
+        assert b"Running on" in await asyncio.wait_for(server.stdout.readline(), 300)
         hasty = sandbox_server.RemoteSandbox(f"http://127.0.0.1:{port}", 1.0)
         for _ in range(3):
             with pytest.raises(InfrastructureError, match="no whole answer"):

@@ -244,7 +244,7 @@ async def test_what_nobody_waits_for_any_more_is_not_searched(monkeypatch):
 
     monkeypatch.setattr(server, "_search", search)
     await server.start()
-    patient, hasty = RemoteIndex(server.url), RemoteIndex(server.url, timeout_s=0.3, retries=0)
+    patient, hasty = RemoteIndex(server.url), RemoteIndex(server.url, timeout_s=1.0, retries=0)
     first = list[asyncio.Task[list[Hit]]]()
     for query in ("a", "b"):  # one after the other, so that both of its searches are under way
         first.append(asyncio.create_task(patient.search(query)))
@@ -252,7 +252,9 @@ async def test_what_nobody_waits_for_any_more_is_not_searched(monkeypatch):
     with pytest.raises(InfrastructureError, match="no whole answer"):
         await hasty.search("c")
     await hasty.close()
-    await asyncio.sleep(0.3)
+    (waiting,) = server._queue._queue
+    await asyncio.wait([waiting.answer], timeout=WAIT_S)
+    assert waiting.answer.cancelled()  # the server has seen that its client is gone
     gate.set()
     await asyncio.gather(*first, patient.search("d"))
     assert sorted(seen) == ["a", "b", "d"]
