@@ -43,8 +43,7 @@ recorded: install ## a small policy learns on the recorded answers of real model
 
 notebooks: install-dev ## runs every notebook on the results that are kept; RERUN=1 makes the runs behind them first (hours)
 	@$(PY) -c "import ipykernel, nbclient, pandas" 2>/dev/null || $(INSTALL) -e ".[notebooks]"
-	cd notebooks && RERUN=$(RERUN) $(FAST_MALLOC) $(if $(RERUN),,$(LIGHT_COMPILE)) \
-	  $(abspath $(VENV))/bin/jupyter execute $(if $(RERUN),--inplace) *.ipynb
+	cd notebooks && RERUN=$(RERUN) $(abspath $(VENV))/bin/jupyter execute $(if $(RERUN),--inplace) *.ipynb
 
 rehearsal: install-dev sglang-cpu ## the paper's run on this CPU: two trainers, two SGLang servers, a kill; add RUN="+experiment=frames --steps 10"
 	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m benchmarks.rehearsal $(RUN)
