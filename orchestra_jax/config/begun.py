@@ -21,7 +21,8 @@ _SUMMARY = "summary.json"
 # What may differ between a run and its continuation: how far, where and how much is written.
 _FREE_ON_RESUME = (
     *("steps", "output_dir", "compilation_cache", "mesh", "evaluation", "checkpoint", "logger", "plan", "synthesis"),
-    *("rollout.urls", "rollout.slots", "rollout.threads", "rollout.server", "budget", "replay"),
+    *("rollout.urls", "rollout.slots", "rollout.threads", "rollout.server", "rollout.weight_folder"),
+    *("rollout.slow_after_s", "budget", "replay"),
     *("tools.server.url", "tools.server.api_key_env", "tools.server.timeout_s", "tools.server.retries"),
     *("tools.server.concurrency", "tools.server.requests_per_minute", "tools.web.url", "tools.web.timeout_s"),
     *("tools.search.embedder_url", "tools.sandbox.url", "tools.sandbox.workers"),

@@ -54,7 +54,7 @@ def batch_to_mesh(batch: MicroBatch, sharding: NamedSharding) -> MicroBatch:
 def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
     """Return this process's micro-batches in the order, number and shapes that all processes have. A collective.
 
-    Processes exchange their shapes; empty micro-batches fill up, and R is the largest of any process.
+    Processes exchange their shapes; empty micro-batches fill up, and pieces and R are the most of any process.
     """
     if jax.process_count() == 1:
         return list(batches)
@@ -71,13 +71,14 @@ def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBa
 
     mine = sorted(batches, key=lambda batch: dataclasses.astuple(shape_of(batch)), reverse=True)
     agreed = []
-    for shape in sorted({row[:-1] for table in tables for row in table}, reverse=True):
-        selected = [[row[-1] for row in table if row[:-1] == shape] for table in tables]
-        members = iter([batch for batch in mine if dataclasses.astuple(shape_of(batch))[:-1] == shape])
-        for sizes in itertools.zip_longest(*selected, fillvalue=0):
-            common = BatchShape(*(*shape, max(sizes)))
+    for layout in sorted({_layout(row) for table in tables for row in table}, reverse=True):
+        alike = [[row for row in table if _layout(row) == layout] for table in tables]
+        members = iter([batch for batch in mine if _layout(dataclasses.astuple(shape_of(batch))) == layout])
+        for rows in itertools.zip_longest(*alike):
+            pieces, selected = (max(row[place] for row in rows if row) for place in (-2, -1))
+            common = BatchShape(*layout[:-1], pieces, selected)
             batch = next(members, None)
-            agreed.append(common.empty(shards) if batch is None else _widened(batch, common.selected))
+            agreed.append(common.empty(shards) if batch is None else _widened(batch, common))
     return agreed
 
 
@@ -85,12 +86,13 @@ def stack_parts(parts: Sequence[MicroBatch], shards: int) -> list[MicroBatch]:
     """Join micro-batches of one part to some of `shards` parts, all of one shape; empty parts fill up the last."""
     stacked = []
     ordered = sorted(parts, key=lambda part: dataclasses.astuple(shape_of(part)), reverse=True)
-    for _, same in itertools.groupby(ordered, key=lambda part: dataclasses.astuple(shape_of(part))[:-1]):
+    for _, same in itertools.groupby(ordered, key=lambda part: _layout(dataclasses.astuple(shape_of(part)))):
         members = list(same)
         for first in range(0, len(members), shards):
             chosen = members[first : first + shards]
-            shape = shape_of(chosen[0])  # the largest R comes first
-            chosen = [_widened(part, shape.selected) for part in chosen]
+            selected = max(shape_of(part).selected for part in chosen)
+            shape = dataclasses.replace(shape_of(chosen[0]), selected=selected)  # most pieces come first
+            chosen = [_widened(part, shape) for part in chosen]
             chosen += [shape.empty()] * (shards - len(chosen))
             stacked.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *chosen))
     return stacked
@@ -112,10 +114,21 @@ def shape_of(batch: MicroBatch) -> BatchShape:
     return BatchShape(*sizes, pieces, selected)
 
 
-def _widened(batch: MicroBatch, selected: int) -> MicroBatch:
-    """Return the batch with R = `selected`, which must not be smaller than it is."""
+def _layout(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes of a `BatchShape` that micro-batches must share to be run as one; padding evens out the rest."""
+    *sizes, pieces, _ = shape
+    return (*sizes, min(pieces, 2))
+
+
+def _widened(batch: MicroBatch, common: BatchShape) -> MicroBatch:
+    """Return the batch with the pieces and the R of `common`, which must not be smaller than its own."""
     shape = shape_of(batch)
-    more = ((0, 0), (0, selected - shape.selected))
+    more = ((0, 0), (0, common.selected - shape.selected))
     select: Any = np.pad(batch.select, more, constant_values=shape.rows * shape.length - 1)
     place: Any = np.pad(batch.place, more, constant_values=shape.scored)
-    return dataclasses.replace(batch, select=select, place=place)
+    ids: Any = batch.segment_ids
+    source: Any = batch.source
+    if common.pieces > shape.pieces:
+        more = ((0, 0), (0, (common.pieces - shape.pieces) * shape.length))
+        ids, source = np.pad(ids, more), np.pad(source, more, constant_values=-1)
+    return dataclasses.replace(batch, select=select, place=place, segment_ids=ids, source=source)

@@ -30,7 +30,7 @@ class _Group:
 
 @dataclass
 class _Batch:
-    """A batch of tasks that is not used up.
+    """A batch of tasks that is not used up, or comes after one that is not.
 
     Attributes:
         state: position of the stream before it.
@@ -141,8 +141,7 @@ class GroupStream:
         self._batches, self._read = {}, state["number"]
         for index in state["used"]:
             self._batch(index // self._per_step).used.add(index % self._per_step)
-        # Of several processes one may have used up batches that another has not.
-        self._batches = {n: batch for n, batch in self._batches.items() if len(batch.used) < self._per_step}
+        self._forget_used()  # of several processes one may have used up batches that another has not
 
     def _in_order(self) -> list[_Group]:
         return [self._running[index] for index in sorted(self._running)]
@@ -157,9 +156,14 @@ class GroupStream:
     def _use(self, index: int) -> None:
         self._again.discard(index)
         number, place = divmod(index, self._per_step)
-        batch = self._batch(number)
-        batch.used.add(place)
-        if len(batch.used) == self._per_step:
+        self._batch(number).used.add(place)
+        self._forget_used()
+
+    def _forget_used(self) -> None:
+        """Forget batches that are used up, up to the first that is not: the position counts from there."""
+        for number in sorted(self._batches):
+            if len(self._batches[number].used) < self._per_step:
+                return
             del self._batches[number]
 
     def _suffice(self, count: int, first: Sequence[int], version: int) -> bool:

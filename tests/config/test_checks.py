@@ -355,6 +355,7 @@ def test_resume_conflicts() -> None:
     assert resume_conflicts(saved, replace(config, steps=999, output_dir="x")) == []
     assert resume_conflicts(saved, compose(["checkpoint.every=1"])) == []
     assert resume_conflicts(saved, compose(["rollout.server.gpus=[[1]]", "rollout.server.ready_s=9"])) == []
+    assert resume_conflicts(saved, compose(["rollout.weight_folder=/other/disk", "rollout.slow_after_s=9"])) == []
     assert resume_conflicts(saved, compose(["seed=1", "reward.outcome=0.5"])) == [
         "reward.outcome: 1.0 -> 0.5",
         "seed: 0 -> 1",

@@ -1,9 +1,11 @@
 """Sequences that begin alike are run once where they do, and give the very gradients that they give alone."""
 
 import itertools
+import threading
 from collections import defaultdict
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestra_jax.config.choices import History
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
-from orchestra_jax.rl.distributed import shape_of
+from orchestra_jax.rl.distributed import agree_on_batches, multihost_utils, shape_of, stack_parts
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.packing import PackShapes, pack
@@ -133,3 +135,54 @@ def test_packed_rows_share_where_histories_fork(tmp_path):
     assert policy_shapes(*cfg, History.drop_thinking).packer is pack_shared
     assert policy_shapes(*cfg, History.keep).packer is None
     assert policy_shapes(replace(cfg[0], share_prefix=False), *cfg[1:], History.drop_thinking).packer is None
+
+
+def of_pieces(*counts: int) -> list:
+    """A part of each number of pieces, with a sequence in its first piece."""
+    row = TokenSequence((1, 2, 3), (False, False, True), (0.0, 0.0, -1.0), 1, 1.0)
+    (part,) = pack_shared([row], sharing(PackShapes(8, 1, 4)))
+    assert shape_of(part).pieces == 4
+
+    def widened(count: int):
+        more = ((0, 0), (0, (count - 4) * 8))
+        source = np.pad(part.source, more, constant_values=-1)
+        return replace(part, segment_ids=np.pad(part.segment_ids, more), source=source)
+
+    return [widened(count) for count in counts]
+
+
+def test_parts_of_few_pieces_fill_up_a_micro_batch_of_parts_with_many():
+    stacked = stack_parts(of_pieces(4, 16, 4, 16, 4), shards=4)
+    assert [(shape_of(batch).pieces, int((batch.mask.sum(1) > 0).sum())) for batch in stacked] == [(16, 4), (4, 1)]
+    (alone,) = of_pieces(16)
+    for field in ("segment_ids", "source", "tokens", "select", "place"):
+        np.testing.assert_array_equal(getattr(stacked[0], field), np.concatenate([getattr(alone, field)] * 4))
+
+
+def test_processes_whose_rows_have_other_numbers_of_pieces_run_them_together(monkeypatch):
+    meeting, brought, found = threading.Barrier(2, timeout=60), {}, {}
+
+    def gathered(value):
+        brought[threading.current_thread().name] = value
+        meeting.wait()
+        everyone = np.stack([brought["0"], brought["1"]])
+        meeting.wait()
+        return everyone
+
+    def process(name: str, pieces: tuple[int, ...]) -> threading.Thread:
+        def run() -> None:
+            found[name] = agree_on_batches(of_pieces(*pieces), 1)
+
+        return threading.Thread(target=run, name=name)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "process_allgather", gathered)
+    threads = [process("0", (4, 16)), process("1", (4, 4, 4))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    shapes = {name: [shape_of(batch) for batch in batches] for name, batches in found.items()}
+    assert shapes["0"] == shapes["1"]
+    assert [shape.pieces for shape in shapes["0"]] == [16, 4, 4]
+    assert [sum(batch.num_tokens for batch in found[name]) for name in ("0", "1")] == [2, 3]

@@ -176,6 +176,20 @@ async def test_a_restart_goes_on_with_the_tasks_that_were_not_used():
     assert {1, 6} <= set(used)
 
 
+async def test_a_restart_does_not_use_a_batch_again_that_was_used_up_before_an_earlier_one():
+    rolls = Rolls(0)
+    stream = make(rolls, max_staleness=1, spare=1)
+    used = [*await indices(stream, 0), *await indices(stream, 1)]
+    assert {4, 5, 6, 7} <= set(used), "the second batch is used up, the first waits for group 0"
+    state = stream.get_state()
+    await stream.stop()
+    again = make(Rolls(), max_staleness=1, spare=1)
+    again.set_state(state)
+    used += await indices(again, 2)
+    await again.stop()
+    assert sorted(used) == [*range(12)]
+
+
 async def test_a_failure_reaches_the_caller_and_the_group_starts_anew():
     rolls = Rolls()
     rolls.fails = {2}

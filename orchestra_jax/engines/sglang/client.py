@@ -29,8 +29,8 @@ class SGLangClient(JsonClient):
         hung: it did not answer for so long that nothing waits for it; what starts it again has to end it first.
         misses: looks in a row that it did not answer; `silent_since`: when the first of them began.
         versions: of the weights it got, in order; `since` is the index of the oldest that may still sample.
-        unknown: an update of its weights failed, so that nothing says which ones it holds.
-        losses: how often that happened; an answer from before counts no more.
+        unknown: it missed an update of its weights, or that failed, so that nothing says which ones it holds.
+        losses: how often one failed; an answer from before counts no more.
         load: generations that run or wait here; `sessions`: open ones that keep to it.
         slots: bounds what runs; `settled` is clear from its pause for new weights until it is known how that went.
         released: the memory that it gave back and has not taken again, by SGLang's tags.

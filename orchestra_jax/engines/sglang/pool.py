@@ -165,6 +165,9 @@ class SGLangPool:
             deadline = self._now() + self._down_timeout_s
             while True:
                 servers = await self._answering()
+                for server in self.servers:
+                    # Whatever one that misses them says when it comes back: an earlier run had this version, too.
+                    server.unknown |= server not in servers
                 await self._give(servers)
                 if any(server.up for server in servers):
                     return

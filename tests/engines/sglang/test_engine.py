@@ -336,6 +336,16 @@ async def test_a_returned_server_gets_the_weights_before_it_takes_work(make, ser
     assert servers[0].version == "3"
 
 
+async def test_a_server_that_missed_an_update_gets_it_whatever_version_it_tells(make, servers):
+    engine = make(2)
+    await servers[0].kill()
+    await engine.update_weights("new", 3)
+    servers[0].reset("3")  # of the run before, which came as far and had other weights
+    await servers[0].start()
+    await soon(lambda: len(engine.servers_up) == 2)
+    assert "/update_weights_from_disk" in servers[0].calls
+
+
 async def test_a_server_that_was_restarted_unseen_gives_no_sample_of_its_old_weights(make, servers):
     engine = make()
     await engine.update_weights("new", 3)
