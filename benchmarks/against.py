@@ -129,7 +129,7 @@ def best_mix(models: Alone, cost: float) -> tuple[str, Outcome]:
     _, share, cheap, dear = max(found)
     if cheap == dear:
         return cheap, models.outcomes[cheap]
-    return f"{100 * share:.0f} % {dear}, else {cheap}", models.outcomes[cheap].mixed(models.outcomes[dear], share)
+    return f"{100 * share:.3g} % {dear}, else {cheap}", models.outcomes[cheap].mixed(models.outcomes[dear], share)
 
 
 def at_cost(rival: Outcome, models: Alone, cost: float) -> tuple[str, Outcome] | None:
@@ -145,7 +145,7 @@ def at_cost(rival: Outcome, models: Alone, cost: float) -> tuple[str, Outcome] |
     if not found:
         return None
     _, share, name = max(found)
-    return f"{100 * share:.0f} % {name}", rival.mixed(models.outcomes[name], share)
+    return f"{100 * share:.3g} % {name}", rival.mixed(models.outcomes[name], share)
 
 
 def line(name: str, rival: Outcome, policy: Outcome) -> str:

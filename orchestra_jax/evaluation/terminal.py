@@ -71,7 +71,8 @@ def changes(summary: Mapping[str, Any]) -> list[str]:
     before, after = summary.get("before"), summary.get("after")
     old, new = value(before, "cost_per_correct"), value(after, "cost_per_correct")
     if old is not None and new is not None:
-        line = f"Cost per correct answer: {number(old, 100, 2)} to {number(new, 100, 2)} cents"
+        decimals = 4 if 0 < min(old, new) < 10 * FINE_USD else 2
+        line = f"Cost per correct answer: {number(old, 100, decimals)} to {number(new, 100, decimals)} cents"
         if 0 < old < math.inf and new < math.inf:
             line += f" ([bold]{100 * (new / old - 1):+.0f} %[/bold])"
         lines.append(line)
@@ -155,11 +156,12 @@ def _figures_table(title: str, rows: Sequence[Row]) -> Table:
 def _swap_tables(swap: Mapping[str, Mapping[str, Figures]]) -> Iterator[Table]:
     """Yield the figures under each kind of preference, and how far the policy heeds it."""
     phases = [phase for phase in ("before", "after") if swap.get(phase)]
-    rows = []
+    rows, costs = [], [value(its, "cost") or 0 for phase in phases for its in swap[phase].values()]
+    more = {"cost": 2 * any(0 < usd < FINE_USD for usd in costs)}  # decimals, as in the table of figures
     for kind in dict.fromkeys(kind for phase in phases for kind in swap[phase]):
         cells = [
-            " → ".join(number(value(swap[phase].get(kind), name), factor, decimals) for phase in phases)
-            for name, factor, decimals in _SWAP_COLUMNS.values()
+            " → ".join(number(value(swap[phase].get(kind), name), by, digits + more.get(name, 0)) for phase in phases)
+            for name, by, digits in _SWAP_COLUMNS.values()
         ]
         rows.append(("", [plain(kind), *cells]))
     if rows:
@@ -177,8 +179,6 @@ def _swap_tables(swap: Mapping[str, Mapping[str, Figures]]) -> Iterator[Table]:
 
 def _ratio(figure: str, first: float | None, second: float | None) -> str:
     """Return the ratio of a figure under two kinds of preference; both figures where they are shares."""
-    if first is None or second is None:
-        return NOTHING
-    if figure == "local_share":
+    if first is not None and second is not None and figure == "local_share":
         return f"{number(first, 100, 0)} % vs {number(second, 100, 0)} %"
-    return f"{first / second:.2f}" if second else NOTHING
+    return f"{first / second:.2f}" if first is not None and second else NOTHING

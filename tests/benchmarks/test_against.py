@@ -95,6 +95,13 @@ def test_a_rival_is_moved_to_the_cost_by_the_model_that_helps_most():
     assert at_cost(outcome([1, 0, 0, 0], 5.0), models, 0.1) is None
 
 
+def test_a_small_share_of_a_mix_is_not_told_as_nothing():
+    dear, cheap = outcome([1, 1, 1, 1], 101.0), outcome([1, 0, 0, 0], 1.0)
+    name, mix = best_mix(Alone({SURE: dear, EASY: cheap}, {SURE: 0.9, EASY: 0.5}), 1.49)
+    assert name == f"0.49 % {SURE}, else {EASY}"
+    assert mix.cost == pytest.approx(1.49)
+
+
 def test_a_line_has_the_paired_difference():
     better, worse = outcome([1, 1, 1, 1] * 25, 1.0), outcome([1, 1, 1, 0] * 25, 2.0)
     assert " 75.0 %  2.0000  +25.0 (+17.0 to +34.0)" in line("it", worse, better)

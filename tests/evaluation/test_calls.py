@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -178,3 +179,16 @@ def test_every_step_has_it():
     runs = [calling(calls_of("a"), "abcd"), calling(calls_of("b"), "abcd")]
     found = rollout_metrics(runs, np.zeros((1, 2)), np.ones(1, bool))
     assert (found["tools/entropy"], found["tools/entropy_share"]) == (1.0, 0.5)
+
+
+def test_failed_trajectories_count_in_the_figures_that_the_docs_name_and_in_no_other():
+    failed = calling(calls_of("b"), "abcd", status=Status.FAILED)
+    longer = replace(failed, sequences=((replace(failed.turns[0], sampled_ids=(2, 2, 2)),),))
+    runs = [calling(calls_of("a"), "abcd"), longer]
+    found = rollout_metrics(runs, np.array([[1.0, 0.0]]), np.ones(1, bool))
+    assert (found["failed"], found["tools/entropy"]) == (1.0, 0.0)  # the call of b does not count
+    assert (found["reward/mean"], found["reward/std"]) == (0.5, 0.5)
+    assert found["tokens/sampled"] == 2.0  # of 1 and 3
+    told = (Path(__file__).parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
+    rule = told[told.index("Some count them too") : told.index("## Update")]
+    assert all(f"`{name}`" in rule for name in ("reward/mean", "reward/std", "tokens/sampled", "staleness/*"))

@@ -156,6 +156,14 @@ def test_a_verdict_stands_last_and_is_the_greedy_policys_where_there_is_one(summ
     assert printed(summary).endswith("are in outputs/demo\nMore often right.\nNext: go on.\n")
 
 
+def test_small_costs_have_the_digits_that_their_change_is_told_of(summary):
+    summary["before"]["cost_per_correct"], summary["after"]["cost_per_correct"] = 0.000557, 0.000507
+    summary["preference_swap"]["before"]["cost"]["cost"] = 0.000192
+    text = printed(summary)
+    assert "Cost per correct answer: 0.0557 to 0.0507 cents (-9 %)" in text  # not "0.06 to 0.05 cents (-9 %)"
+    assert cells(text, "cost  ")[3:6] == ["0.0192", "→", "1.0000"]
+
+
 def test_after_alone_is_enough_and_missing_figures_are_dashes():
     text = printed({"after": {"accuracy": 0.5}, "baselines": {"random": {"accuracy": None, "cost": math.nan}}})
     assert cells(text, "after training") == ["50.0"]
