@@ -14,10 +14,10 @@ def with_beginnings(
     beginnings: Iterable[Sequence[tuple[ToolCall, float]]],
     chat: ChatFormat,
 ) -> list[list[TokenSequence]]:
-    """Return each demonstration, and for every other first call that it may have a row that ends with that call.
+    """Return a row for every first call that a demonstration may have, and one for what follows its own.
 
-    A row's weight says how often its call should come first. What follows the first call is learned from whole
-    demonstrations alone: it is the same after every call, and costs as much to read.
+    The weight of a first call says how often it should come. What follows is learned from the demonstration's own
+    first call alone, and counts as a whole.
 
     Args:
         demonstrations: rows of each; only the first is kept.
@@ -32,11 +32,12 @@ def _ids(call: ToolCall, chat: ChatFormat) -> tuple[int, ...]:
 
 
 def _rows(whole: TokenSequence, beginnings: Mapping[tuple[int, ...], float]) -> list[TokenSequence]:
-    begin, rows = whole.sampled.index(True), list[TokenSequence]()
-    for ids, share in beginnings.items():
-        if whole.tokens[begin : begin + len(ids)] == ids:
-            rows.insert(0, replace(whole, advantage=share))
-        else:
-            sampled, logprobs = (False,) * begin + (True,) * len(ids), (0.0,) * (begin + len(ids))
-            rows.append(TokenSequence((*whole.tokens[:begin], *ids), sampled, logprobs, whole.prefix, share))
-    return rows
+    begin = whole.sampled.index(True)
+
+    def first(ids: tuple[int, ...], share: float) -> TokenSequence:
+        sampled, logprobs = (False,) * begin + (True,) * len(ids), (0.0,) * (begin + len(ids))
+        return TokenSequence((*whole.tokens[:begin], *ids), sampled, logprobs, whole.prefix, share)
+
+    own = next(len(ids) for ids in beginnings if whole.tokens[begin : begin + len(ids)] == ids)
+    following = (False,) * (begin + own) + whole.sampled[begin + own :]
+    return [replace(whole, sampled=following), *(first(ids, share) for ids, share in beginnings.items())]

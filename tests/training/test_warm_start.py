@@ -85,15 +85,16 @@ def test_demonstrations_of_one_prompt_share_it():
     assert sum(batch.num_tokens for batch in batches) == 24
 
 
-def test_a_demonstration_has_rows_for_other_beginnings_that_weigh_their_share():
+def test_a_demonstration_has_rows_for_its_beginnings_that_weigh_their_share_and_one_for_what_follows():
     codes = {render_call(ToolCall("A", {})): (8,), render_call(ToolCall("B", {})): (3,)}
     chat: Any = SimpleNamespace(encode=codes.__getitem__, stop_ids=(4,))
     tokens, sampled = (1, 2, 3, 4, 5, 6, 7), (False, False, True, True, False, True, True)
     whole = TokenSequence(tokens, sampled, (0.0,) * 7, prefix=1, advantage=1.0)
     [rows] = with_beginnings([[whole]], [[(ToolCall("A", {}), 0.3), (ToolCall("B", {}), 0.7)]], chat)
     assert [(row.tokens, row.sampled, row.advantage) for row in rows] == [
-        (tokens, sampled, 0.7),
+        (tokens, (False, False, False, False, False, True, True), 1.0),
         ((1, 2, 8, 4), (False, False, True, True), 0.3),
+        ((1, 2, 3, 4), (False, False, True, True), 0.7),
     ]
     assert all(row.prefix == 1 and len(row.logprobs) == len(row.tokens) for row in rows)
 

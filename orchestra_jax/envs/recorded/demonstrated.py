@@ -9,12 +9,14 @@ import numpy as np
 from orchestra_jax.envs.recorded.choices import PricedExpert
 from orchestra_jax.envs.recorded.offer import PYTHON, code_of
 from orchestra_jax.envs.recorded.table import Evidence
+from orchestra_jax.envs.recorded.wishes import FAST, NONE
 from orchestra_jax.types import Task, ToolCall
 
 _FIRST_CALLS = 4  # most calls that a demonstration may begin with; those of the other tools are rarely worth a row
 # Share of right answers that the usual price of a call counts for; others count by the root of their price, as in the
 # reward (reward.cost_power): dear models are far from the best then, and none is so near that luck decides.
-_USUAL_PRICE = {"accuracy": 0.013, "none": 0.055, "low_cost": 0.27}
+_RIGHT = "accuracy"
+_USUAL_PRICE = {_RIGHT: 0.004, NONE: 0.055, "low_cost": 0.27}
 _SLOW = 0.2  # share of right answers that ten times the seconds count for, where users are in a hurry
 _EVEN = 0.006  # share of right answers by which a model that comes first e times as often is better
 _SANDBOX_FIRST = 0.9
@@ -51,28 +53,68 @@ def tools_shown(
     learns more from how good the near rivals of the best model are than from the best one alone. Under other wishes all
     models are equal.
 
+    Who wants it right has the models asked first that serve users without a wish: `next_model` goes on from there.
+
     If there is code to run, the sandbox comes first in a share of `_SANDBOX_FIRST`.
 
     Args:
         evidence: what the menu shows.
         usual_usd: mean dollars of a call of the middle one of all models; 0 where all are free.
     """
-    wish = task.preference.name
+    wish = NONE if _asks_several(task, experts) else task.preference.name
+    worths = _worths(wish, task, experts, evidence, usual_usd)
+    first = np.exp((worths - worths.max()) / _EVEN)
+    shares = dict(zip((model.call.name for model in experts), (first / first.sum()).tolist(), strict=True))
+    if any(spec.name == PYTHON for spec in task.tools) and code_of(task.question) is not None:
+        shares = {name: (1 - _SANDBOX_FIRST) * share for name, share in shares.items()} | {PYTHON: _SANDBOX_FIRST}
+    return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
 
+
+def next_model(
+    task: Task,
+    experts: Sequence[PricedExpert],
+    evidence: Mapping[str, Evidence],
+    usual_usd: float,
+    asked: Sequence[str],
+    agreed: bool,
+) -> str | None:
+    """Return the tool that a demonstration calls after answers of models; None: it hands over the last answer.
+
+    Who wants it right has two models asked that serve users without a wish best, and where these differ the one that is
+    worth most under that wish. If that one comes first anyway, it is asked alone.
+
+    Args:
+        asked: names of the models' tools so far.
+        agreed: whether the last answer is one that was given before.
+    """
+    if agreed or not _asks_several(task, experts):
+        return None
+    names = [model.call.name for model in experts]
+    by_right, by_usual = (
+        [names[k] for k in np.argsort(-_worths(wish, task, experts, evidence, usual_usd), kind="stable")]
+        for wish in (_RIGHT, NONE)
+    )
+    if by_right[0] in asked:
+        return None
+    return by_right[0] if len(asked) > 1 else next(name for name in by_usual if name not in (*asked, by_right[0]))
+
+
+def _asks_several(task: Task, experts: Sequence[PricedExpert]) -> bool:
+    return task.preference.name == _RIGHT and len(experts) > 2
+
+
+def _worths(
+    wish: str, task: Task, experts: Sequence[PricedExpert], evidence: Mapping[str, Evidence], usual_usd: float
+) -> np.ndarray:
     def worth(model: PricedExpert) -> float:
-        if wish == "fast":
+        if wish == FAST:
             return evidence[model.name].share(task.family) - _SLOW * math.log10(max(model.seconds, _LEAST_SECONDS))
         if wish in _USUAL_PRICE:
             price = math.sqrt(model.usd / usual_usd) if usual_usd else 0.0
             return evidence[model.name].share(task.family) - _USUAL_PRICE[wish] * price
         return 0.0
 
-    worths = np.array([worth(model) for model in experts])
-    first = np.exp((worths - worths.max()) / _EVEN)
-    shares = dict(zip((model.call.name for model in experts), (first / first.sum()).tolist(), strict=True))
-    if any(spec.name == PYTHON for spec in task.tools) and code_of(task.question) is not None:
-        shares = {name: (1 - _SANDBOX_FIRST) * share for name, share in shares.items()} | {PYTHON: _SANDBOX_FIRST}
-    return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
+    return np.array([worth(model) for model in experts])
 
 
 def first_calls(shares: Mapping[str, float]) -> list[tuple[ToolCall, float]]:

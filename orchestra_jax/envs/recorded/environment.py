@@ -26,9 +26,9 @@ from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.demonstrated import drawn, first_calls, tools_shown
+from orchestra_jax.envs.recorded.demonstrated import drawn, first_calls, next_model, tools_shown
 from orchestra_jax.envs.recorded.duration import duration
-from orchestra_jax.envs.recorded.offer import CUT, PYTHON, catalogue_entries, cut, legend, mean_cost, menu
+from orchestra_jax.envs.recorded.offer import CUT, PYTHON, SAME, catalogue_entries, cut, legend, mean_cost, menu
 from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
 from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.scoring import RecordedEpisode, marks, references, refuted
@@ -191,7 +191,7 @@ class RecordedEnvironment(Environment):
             script=self._shown_tool,
             reference_call=copied_call,
             answer_from=self._answer_from,
-            beginnings=lambda task: first_calls(self._shown(task)),
+            beginnings=lambda task: first_calls(tools_shown(*self._shown(task))),
         )
 
     def baselines(self) -> Mapping[str, Script]:
@@ -223,6 +223,7 @@ class RecordedEnvironment(Environment):
 
     def _said(self, result: ToolResult) -> str | None:
         text = said(result)
+        text = None if text is None else text.removesuffix(SAME)
         if text is None or result.usage[-1].name == PYTHON:
             return text
         if self._options["observation"] == "full":
@@ -349,18 +350,26 @@ class RecordedEnvironment(Environment):
         )
 
     def _shown_tool(self, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
-        """Call the tools of `tools_shown` in turn until one says something, at most three, and answer with that."""
+        """Call the tools of `tools_shown` in turn until one says something, go on as `next_model` says, and answer."""
         limits = self._cfg.rollout.limits
         most = min(3, limits.max_calls, limits.max_turns - 1)  # the answer is a turn of its own
-        if results and (len(results) >= most or self._said(results[-1]) is not None):
-            relays = self._cfg.tools.relay and can_relay(results[-1])
-            return ToolCall(RELAY.name, {}) if relays else self._answer_from(results)
-        names = list(self._shown(task))
-        return ToolCall(names[len(results) % len(names)], {})
+        call = self._next_call(task, results) if len(results) < most else None
+        if call is not None:
+            return call
+        relays = self._cfg.tools.relay and can_relay(results[-1])
+        return ToolCall(RELAY.name, {}) if relays else self._answer_from(results)
 
-    def _shown(self, task: Task) -> Mapping[str, float]:
-        evidence = drawn(self.evidence, task.extra["evidence"])
-        return tools_shown(task, self.experts(task), evidence, self._usual_usd)
+    def _next_call(self, task: Task, results: Sequence[ToolResult]) -> ToolCall | None:
+        if not results or self._said(results[-1]) is None:
+            names = list(tools_shown(*self._shown(task)))
+            return ToolCall(names[len(results) % len(names)], {})
+        tools = {expert.name: expert.call.name for expert in self.experts(task)}
+        asked = [tools[name] for result in results if (name := result.usage[-1].name) in tools]
+        name = next_model(*self._shown(task), asked, results[-1].text.endswith(SAME)) if asked else None
+        return None if name is None else ToolCall(name, {})
+
+    def _shown(self, task: Task) -> tuple[Task, Sequence[PricedExpert], Mapping[str, Evidence], float]:
+        return task, self.experts(task), drawn(self.evidence, task.extra["evidence"]), self._usual_usd
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:
         return next((text for result in reversed(results) if (text := self._said(result)) is not None), "unknown")

@@ -22,6 +22,7 @@ ROLE, PYTHON = "generalist", TOOL.name
 _STEPS = 24  # prices that a menu tells apart between one and its tenfold
 NO_CODE = "The question has no code to run: write some."
 CUT = " ..."
+SAME = " (same)"  # behind a result that answers as an earlier one does
 _LONGEST = 120  # characters; of 57,840 recorded answers three longer ones are right
 _BLOCK = re.compile(r"\[PYTHON\]\n(.*?)\n?\[/PYTHON\]", re.DOTALL)
 _ASSERT, _ASKED = "assert ", "== ??"
@@ -162,10 +163,11 @@ def menu(
 
 
 def legend(evidence: Mapping[str, Evidence], timed: bool) -> str:
-    """Return a sentence that explains the figures of a menu."""
+    """Return sentences that explain the figures of a menu and the mark of a result."""
     kinds = next(iter(evidence.values())).kinds
     right = f"percent right on {'/'.join(kinds)}" if kinds else "percent right"
-    return f"A model's line: {right}, dollars per million questions{', seconds' if timed else ''}."
+    line = f"A model's line: {right}, dollars per million questions{', seconds' if timed else ''}."
+    return f'{line} "{SAME.strip()}" is behind an answer that another tool gave before.'
 
 
 def shown_price(usd: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from orchestra_jax.data.preferences import WORDINGS
 from orchestra_jax.envs.base import OwnChat
-from orchestra_jax.envs.recorded.offer import NO_CODE, PYTHON, all_prices, tool_name
+from orchestra_jax.envs.recorded.offer import NO_CODE, PYTHON, SAME, all_prices, tool_name
 from orchestra_jax.envs.recorded.wishes import wordings_of
 from orchestra_jax.models.byte_tokenizer import build_byte_tokenizer
 from orchestra_jax.tools.relay import RELAY
@@ -38,6 +38,6 @@ def own_chat(questions: Iterable[str], models: Iterable[str]) -> OwnChat:
     wishes = [words for kind in WORDINGS for words in wordings_of(kind, "train")]
     scaffolds = (_BEFORE, _AFTER, f"{_BEFORE}{RELAY.name}{_AFTER}")
     texts = [*questions, NO_CODE, *wishes * 64]  # so often that no word of a wish is left in parts
-    names = [PYTHON, *map(tool_name, models)]
-    tokenizer = build_byte_tokenizer(texts, _TEMPLATE, scaffolds, names=names, prices=all_prices(), size=2000)
+    names = [PYTHON, SAME.strip(), *map(tool_name, models)]
+    tokenizer = build_byte_tokenizer(texts, _TEMPLATE, scaffolds, names=names, prices=all_prices(), size=2600)
     return OwnChat(tokenizer=tokenizer)

@@ -1,9 +1,10 @@
 """Score answers: by the reference, or without one by what the table says of the model that the answer is from."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from orchestra_jax.envs.base import Message, ToolEpisode
-from orchestra_jax.envs.recorded.offer import shown
+from orchestra_jax.envs.recorded.offer import CUT, SAME, shown
 from orchestra_jax.envs.recorded.table import RecordedQuestion, Recording, read_answer, same_answer
 from orchestra_jax.tools.answers import extract_answer
 from orchestra_jax.tools.executor import ToolExecutor
@@ -11,7 +12,9 @@ from orchestra_jax.types import Task, ToolCall, ToolResult
 
 
 class RecordedEpisode(ToolEpisode):
-    """One question under one menu.
+    """One question under one menu. A result that answers as another tool's before it is marked (`SAME`).
+
+    `relay` hands over results without the mark.
 
     Args:
         wrong: texts that are wrong, whatever they look like.
@@ -28,13 +31,22 @@ class RecordedEpisode(ToolEpisode):
     ) -> None:
         super().__init__(task, executor, messages)
         self._wrong, self._marks, self._told = wrong, marks, dict[str, bool]()
+        self._said = dict[str, str]()  # answers by tool
 
     async def step(self, call: ToolCall) -> ToolResult:
         result = await super().step(call)
-        if call.name in self._marks and not result.refused and not result.is_error:
-            for text in (result.text, read_answer(result.text)):
-                self._told[text.strip()] = self._marks[call.name]
-        return result
+        if result.refused or result.is_error or result.final is not None:
+            return result
+        said = read_answer(result.text).strip()
+        if call.name in self._marks:
+            for text in (result.text.strip(), said):
+                self._told[text] = self._marks[call.name]
+        if not said or result.text.endswith(CUT):
+            return result
+        before = [text for tool, text in self._said.items() if tool != call.name]
+        self._said[call.name] = said
+        same = any(same_answer(said, [text]) and same_answer(text, [said]) for text in before)
+        return replace(result, text=result.text + SAME) if same else result
 
     async def score(self, answer: str) -> bool:
         if (told := self._told.get(answer.strip())) is not None:

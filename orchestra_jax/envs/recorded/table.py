@@ -344,5 +344,5 @@ def with_latencies(prices: PriceList, training: Recording) -> PriceList:
     for column, model in enumerate(training.models):
         known, counts = training.seconds[:, column], training.completion_tokens[:, column]
         taken = np.where(np.isnan(known), counts * seconds_per_token(model, prices), known)
-        found[model] = {"answer": fmean(taken.tolist())}
+        found[model] = {**prices.latencies.get(model, {}), "answer": fmean(taken.tolist())}
     return replace(prices, latencies={**prices.latencies, **found})

@@ -14,7 +14,7 @@ from orchestra_jax.config.schema import ConfigError, RunConfig, WarmStartConfig
 from orchestra_jax.envs import baselines
 from orchestra_jax.envs.recorded.environment import EVAL, PRICES, RecordedEnvironment, unseen_recorded
 from orchestra_jax.envs.recorded.environment import UNSEEN as UNSEEN_MENUS
-from orchestra_jax.envs.recorded.offer import NO_CODE, code_of, cut
+from orchestra_jax.envs.recorded.offer import NO_CODE, SAME, code_of, cut
 from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.money.budgets import Budget, Limits
 from orchestra_jax.types import Task, ToolCall, ToolResult
@@ -119,6 +119,8 @@ def test_a_call_costs_its_tokens_at_the_list_and_takes_them_at_the_stated_speed(
     assert row.cost_usd == pytest.approx((50 * 3 + (10 + number) * 15) / 1e6)
     assert (row.prompt_tokens, row.completion_tokens, row.price_list) == (50, 10 + number, "recorded-2024")
     assert row.seconds == pytest.approx((10 + number) / 60, rel=1e-3)
+    (other,) = called(environment, task, f"generalist/{CHEAP}").usage  # a hundred tokens a second by the list
+    assert other.seconds == pytest.approx((10 + number) / 100)
     (own,) = called(environment, task, f"generalist/{HOUSE}").usage
     assert (own.cost_usd, own.seconds) == (0.002, 3.0)
 
@@ -174,6 +176,50 @@ def test_a_full_observation_shows_the_output_and_says_its_answer(table: Path):
     assert result.text.startswith('{"reasoning"')
     short = RecordedEnvironment(config(str(table), python=False))
     assert environment.said(task, result) == called(short, short.held_out(1)[0], f"generalist/{STRONG}").text
+
+
+@pytest.mark.parametrize("observation", ["answer", "full"])
+def test_an_answer_that_another_tool_gave_before_is_marked_and_handed_over_without_the_mark(
+    table: Path, observation: str
+):
+    cfg = config(str(table), python=False, unseen=[], observation=observation)
+    environment = RecordedEnvironment(replace(cfg, tools=replace(cfg.tools, relay=True)))
+    agreed = 0
+    for task in environment.held_out(99):
+        number, tools = int(task.id[1:]), task.extra["instance"]["tools"]
+        one, other = (name for name, key in tools.items() if key.partition("/")[2] in (STRONG, HOUSE))
+        said = {is_right(model, number) for model in (STRONG, HOUSE)}
+
+        async def results(task: Task = task, calls: Sequence[str] = (one, one, other, "relay")) -> list[ToolResult]:
+            episode = environment.reset(task, Budget())
+            return [await episode.step(ToolCall(name, {})) for name in calls]
+
+        first, again, second, handed = asyncio.run(results())
+        assert not first.text.endswith(SAME)
+        assert again.text == first.text  # the same tool tells nothing new
+        assert second.text.endswith(SAME) == (len(said) == 1)
+        assert handed.final == second.text.removesuffix(SAME)
+        assert environment.said(task, second) == handed.final if observation == "answer" else True
+        agreed += second.text.endswith(SAME)
+    assert agreed
+
+
+def test_answers_that_only_begin_alike_or_are_cut_are_not_marked(table: Path):
+    cut_off, texts = 130 * "y", {STRONG: ("3", "{}1"), HOUSE: ("3/2", "{}2"), CHEAP: ("3.0", "z")}
+    rows = [
+        without_reference(row) | {"output": texts.get(row["model"], ("x", "x"))[int(row["id"][1:]) % 2].format(cut_off)}
+        for row in made_rows()
+    ]
+    environment = RecordedEnvironment(config(str(write(table, rows)), python=False, unseen=[]))
+    for task in environment.held_out(99):
+        names = {key.partition("/")[2]: name for name, key in task.extra["instance"]["tools"].items()}
+
+        async def results(task: Task = task, names: dict[str, str] = names) -> list[str]:
+            episode = environment.reset(task, Budget())
+            return [(await episode.step(ToolCall(names[model], {}))).text for model in (STRONG, HOUSE, CHEAP)]
+
+        marked = [text.endswith(SAME) for text in asyncio.run(results())]
+        assert marked == [False, False, int(task.id[1:]) % 2 == 0]
 
 
 def test_demonstrations_begin_with_various_tools_and_preferences_are_posed_in_pairs(table: Path):
