@@ -76,7 +76,7 @@ def agree_on_batches(batches: Sequence[MicroBatch], shards: int) -> list[MicroBa
         members = iter([batch for batch in mine if _layout(dataclasses.astuple(shape_of(batch))) == layout])
         for rows in itertools.zip_longest(*alike):
             pieces, selected = (max(row[place] for row in rows if row) for place in (-2, -1))
-            common = BatchShape(*layout[:-1], pieces, selected)
+            common = BatchShape(*(*layout[:-1], pieces, selected))
             batch = next(members, None)
             agreed.append(common.empty(shards) if batch is None else _widened(batch, common))
     return agreed

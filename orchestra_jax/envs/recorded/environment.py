@@ -365,8 +365,8 @@ class RecordedEnvironment(Environment):
             return ToolCall(names[len(results) % len(names)], {})
         tools = {expert.name: expert.call.name for expert in self.experts(task)}
         asked = [tools[name] for result in results if (name := result.usage[-1].name) in tools]
-        name = next_model(*self._shown(task), asked, results[-1].text.endswith(SAME)) if asked else None
-        return None if name is None else ToolCall(name, {})
+        goes_on = next_model(*self._shown(task), asked, results[-1].text.endswith(SAME)) if asked else None
+        return None if goes_on is None else ToolCall(goes_on, {})
 
     def _shown(self, task: Task) -> tuple[Task, Sequence[PricedExpert], Mapping[str, Evidence], float]:
         return task, self.experts(task), drawn(self.evidence, task.extra["evidence"]), self._usual_usd
