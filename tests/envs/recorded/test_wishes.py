@@ -187,7 +187,7 @@ def test_a_model_that_is_better_by_a_step_is_shown_e_times_as_often():
     ]
 
 
-def test_who_wants_it_right_has_two_usual_models_asked_and_the_most_right_where_they_differ():
+def test_who_wants_it_right_has_a_cheap_model_check_and_the_most_right_one_asked_where_they_differ():
     evidence = {
         "usual": Evidence(0.9, {}, 1, 1),
         "near": Evidence(0.89, {}, 1, 1),
@@ -205,6 +205,9 @@ def test_who_wants_it_right_has_two_usual_models_asked_and_the_most_right_where_
     assert next_model(*told, ["USUAL", "NEAR"], agreed=False) == "DEAR"
     assert next_model(*told, ["USUAL", "NEAR", "DEAR"], agreed=False) is None
     assert next_model(*told, ["DEAR"], agreed=False) is None  # nobody says more than the most right one
+    near = task, [*offered[:-1], replace(offered[-1], usd=0.002)], evidence, 0.001
+    assert next_model(*near, ["USUAL"], agreed=False) == "DEAR"  # it is cheap enough to check
+    assert next_model(*near, ["USUAL", "DEAR"], agreed=False) is None
     for kind in ("none", "low_cost", "fast"):
         other = replace(task, preference=Preference(kind, ""))
         assert next_model(other, *told[1:], ["USUAL"], agreed=False) is None
