@@ -4,12 +4,12 @@ ORCHESTRA_DATA=... python benchmarks/menus.py outputs/recorded              # a 
 ORCHESTRA_DATA=... python benchmarks/menus.py outputs/recorded --models 18
 ORCHESTRA_DATA=... python benchmarks/menus.py --smoke                       # a policy of random weights
 
-Held-out questions without code are asked with menus of some models, under every wish. Then the model that is worth most
-and another exchange their prices, or how often they are right, so that another is worth most. What a model is worth is
-what training pays for it on average, by its line: the share of right answers for the kind of question, times the weight
-of being right and that of being cheap (between the free sandbox, 1, and the dearest model, 0; reward.cost_power).
-Counted is how often the most probable first call is the model that is worth most, and what the chosen ones are worth of
-that, in percent.
+Held-out questions without code are asked with menus of some models, under every wish but that to be right, for which
+several models are asked. Then the model that is worth most and another exchange their prices, or how often they are
+right, so that another is worth most. What a model is worth is what training pays for it on average, by its line: the
+share of right answers for the kind of question, times the weight of being right and that of being cheap (between the
+free sandbox, 1, and the dearest model, 0; reward.cost_power). Counted is how often the most probable first call is the
+model that is worth most, and what the chosen ones are worth of that, in percent.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def questions(environment: RecordedEnvironment, cfg: RunConfig, count: int, most
         lines = [_line(spec) for spec in task.tools if spec.name in models]
         lines = [lines[k] for k in sorted(rng.permutation(len(lines))[:most])]
         column = kinds.index(task.family) if kinds else 0
-        for wish in cfg.env.options["wishes"]:
+        for wish in _wishes(cfg):
             words = "" if wish == "none" else draw_words(wish, rng, "eval")
             wished = make_wish(wish, cfg.env.options["wishes"], task.tools, words)
             asked = replace(task, preference=wished, tools=tuple(others))
@@ -89,6 +89,10 @@ def questions(environment: RecordedEnvironment, cfg: RunConfig, count: int, most
                 if turned := [each for each in tried if each.best != usual.best and _single(each)]:
                     found[figure] = turned[int(rng.integers(len(turned)))]
             yield found
+
+
+def _wishes(cfg: RunConfig) -> list[str]:
+    return [wish for wish in cfg.env.options["wishes"] if wish != "accuracy"]
 
 
 def _line(spec: ToolSpec) -> Line:
@@ -139,7 +143,7 @@ def measured(cfg: RunConfig, policy: tuple[DecoderConfig, Params] | None, count:
     for exchanged in (NOTHING, "price", "right"):
         some = [each[exchanged] for each in asked if exchanged in each]
         calls = chosen(some, environment, chat, *policy)
-        for wish in cfg.env.options["wishes"]:
+        for wish in _wishes(cfg):
             part = [(each, call) for each, call in zip(some, calls, strict=True) if each.task.preference.name == wish]
             if not part:
                 yield f"  {exchanged:9} {wish:9} makes no other model the best"
