@@ -15,8 +15,8 @@ from orchestra_jax.types import Task, ToolCall
 _FIRST_CALLS = 4  # most calls that a demonstration may begin with; those of the other tools are rarely worth a row
 # Share of right answers that the usual price of a call counts for; others count by the root of their price, as in the
 # reward (reward.cost_power): dear models are far from the best then, and none is so near that luck decides.
-_RIGHT, _CHECK = "accuracy", "check"  # the second is no wish: it finds a cheap model that checks another one
-_USUAL_PRICE = {_RIGHT: 0.004, NONE: 0.055, _CHECK: 0.11, "low_cost": 0.27}
+_RIGHT, _CHEAP = "accuracy", "low_cost"
+_USUAL_PRICE = {_RIGHT: 0.004, NONE: 0.055, _CHEAP: 0.27}
 _SLOW = 0.2  # share of right answers that ten times the seconds count for, where users are in a hurry
 _EVEN = 0.006  # share of right answers by which a model that comes first e times as often is better
 _SANDBOX_FIRST = 0.9
@@ -80,8 +80,9 @@ def next_model(
 ) -> str | None:
     """Return the tool that a demonstration calls after answers of models; None: it hands over the last answer.
 
-    Who wants it right has the model asked that serves users without a wish best, then a cheap one that checks it, and
-    where these differ the one that is worth most under that wish. Once that one has answered, nobody else is asked.
+    Who wants it right has the model asked that serves users without a wish best, then the one that serves best who
+    wants it cheap, and where these differ the one that is worth most under that wish. Once that one has answered, nobody
+    else is asked.
 
     Args:
         asked: names of the models' tools so far.
@@ -90,7 +91,7 @@ def next_model(
     if agreed or not _asks_several(task, experts):
         return None
     names = [model.call.name for model in experts]
-    right, check = (_worths(wish, task, experts, evidence, usual_usd) for wish in (_RIGHT, _CHECK))
+    right, check = (_worths(wish, task, experts, evidence, usual_usd) for wish in (_RIGHT, _CHEAP))
     last = names[int(np.argmax(right))]
     if last in asked:
         return None
