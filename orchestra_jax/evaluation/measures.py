@@ -92,11 +92,11 @@ def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float
     }
 
 
-def local_share(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of local searches among local and web searches, 0 without a search."""
+def local_share(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the share of local searches among local and web searches, None without a search."""
     names = Counter(name for t in counted(trajectories) for name in t.tool_names)
     local, web = names["local_search"], names["web_search"]
-    return local / (local + web) if local + web else 0.0
+    return local / (local + web) if local + web else None
 
 
 def preference_utility(
