@@ -38,7 +38,7 @@ def over_seeds(runs: Runs) -> Iterator[tuple[str, dict[str, tuple[float, float, 
         found = {}
         for name in runs.figures:
             values = [row.get(name) for row in group.values()]
-            numbers = [float(value) for value in values if type(value) in (int, float)]
+            numbers = [float(each) for each in values if isinstance(each, int | float) and not isinstance(each, bool)]
             if (interval := student(numbers)) is not None:
                 found[name] = (float(np.mean(numbers)), *interval)
         told = "".join(f", {name}={first.get(name)}" for name in differ)
