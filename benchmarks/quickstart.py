@@ -27,8 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SMOKE = (
     "steps=1", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.min_copy_accuracy=1",
     "algorithm.tasks_per_step=4", "algorithm.group_size=2", "evaluation.questions=2", "evaluation.swap_questions=1",
-    "model.family=tests.training.micro:OneLayer", "rollout.slots=8", "rollout.widths=[64]",
-    "algorithm.row_widths=[192]", "algorithm.micro_tokens=768",
 )  # fmt: skip
 # What a run prints as a part of it begins; where the policy steps begin it prints nothing.
 SAID = {"warm start": "Making ", "evaluation before": "(before) ...", "evaluation after, pictures": "(after) ..."}
@@ -140,7 +138,9 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="one step")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the run and the worktree go, too
-    words = SMOKE if options.smoke else short(options.steps) if options.steps else ()
+    from short import SMALL  # the script beside this one, for one that runs as a script
+
+    words = (*SMOKE, *SMALL) if options.smoke else short(options.steps) if options.steps else ()
     print(f"Python adds five million numbers in {speed():.2f} s. Settings: {' '.join(words) or 'as they are'}.")
     with checked_out(options.old) as roots:
         costs: dict[str, list[dict[str, float]]] = {name: [] for name in roots}

@@ -9,6 +9,8 @@ python experiments/compare.py outputs/quickstart --csv -
 
 from orchestra_jax.config.help import Parser
 
+_DETAILS = ".tool_shares.", ".intervals."
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the table, or write the CSV."""
@@ -20,6 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     from rich.console import Console  # only now: --help answers at once
     from rich.table import Table
 
+    from orchestra_jax.evaluation.results.seeds import over_seeds
     from orchestra_jax.evaluation.runs import load
 
     try:
@@ -34,10 +37,16 @@ def main(arguments: list[str] | None = None) -> None:
     table.add_column("", overflow="fold")
     for row in runs:
         table.add_column(str(row["run"]), justify="right", overflow="fold")
-    for column in runs.columns[1:]:
-        if asked.all or not any(part in column for part in (".tool_shares.", ".intervals.")):
-            table.add_row(column, *(_shown(row.get(column)) for row in runs))
-    Console(markup=False).print(table)
+    shown = [name for name in runs.columns[1:] if asked.all or not any(part in name for part in _DETAILS)]
+    for column in shown:
+        table.add_row(column, *(_shown(row.get(column)) for row in runs))
+    console = Console(markup=False)
+    console.print(table)
+    for title, figures in over_seeds(runs):
+        table = Table("", "mean", "from", "to", title=f"\n{title}", title_justify="left", box=None)
+        for column in filter(figures.get, shown):
+            table.add_row(column, *map(_shown, figures[column]))
+        console.print(table)
 
 
 def _shown(value: object) -> str:

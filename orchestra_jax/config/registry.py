@@ -25,11 +25,14 @@ class Registry(Generic[T]):
 
     Args:
         builtin: own names, each with an object, or a `module:attribute` string that is imported when it is used.
+        kind: a class that has all that a class of the user's needs; None: any will do.
     """
 
-    def __init__(self, concept: str, key: str, *, group: str | None = None, builtin: dict[str, "T | str"]) -> None:
+    def __init__(
+        self, concept: str, key: str, *, group: str | None = None, builtin: dict[str, "T | str"], kind: Any = None
+    ) -> None:
         self.concept, self.key, self.group = concept, key, group
-        self._builtin = builtin
+        self._builtin, self._kind = builtin, kind
 
     def names(self) -> tuple[str, ...]:
         """Return all names that can be chosen, sorted; import nothing."""
@@ -50,7 +53,7 @@ class Registry(Generic[T]):
         """Return the object that the name stands for.
 
         Raises:
-            ConfigError: nothing has this name, or it cannot be imported.
+            ConfigError: nothing has this name, it cannot be imported, or it is a class of another kind.
         """
         if problem := self.problem(name):
             raise ConfigError(problem)
@@ -62,6 +65,10 @@ class Registry(Generic[T]):
                 raise ConfigError(f"The {self.concept} {name!r} of an installed package fails: {error}.") from error
         elif found is None or isinstance(found, str):
             found = self._import(found or name)
+        needed = [each for each in dir(self._kind) if each[0] != "_"] if self._kind and isinstance(found, type) else []
+        if lacking := [each for each in needed if not hasattr(found, each)]:
+            said = f"{self.key}={name} is no {self.concept} (see {self._kind.__module__})"
+            raise ConfigError(f"{said}: it lacks {', '.join(lacking[:4])}.")
         return found
 
     def _installed(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ ENVIRONMENTS: Registry[Callable[[WorldConfig], Environment]] = Registry(
     "environment",
     "env.name",
     group="orchestra_jax.environments",
+    kind=Environment,
     builtin={
         "quickstart": "orchestra_jax.envs.quickstart.environment:QuickstartEnvironment",
         "qa": "orchestra_jax.envs.qa.environment:QAEnvironment",

@@ -92,11 +92,10 @@ def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float
     }
 
 
-def local_share(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of local searches among local and web searches, 0 without a search."""
-    names = Counter(name for t in counted(trajectories) for name in t.tool_names)
-    local, web = names["local_search"], names["web_search"]
-    return local / (local + web) if local + web else 0.0
+def local_share(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the share of local searches among local and web searches, None without a search."""
+    searches = [n for t in counted(trajectories) for n in t.tool_names if n in ("local_search", "web_search")]
+    return searches.count("local_search") / len(searches) if searches else None
 
 
 def preference_utility(

@@ -27,7 +27,15 @@ Row = dict[str, Any]
 
 
 class Runs(list[Row]):
-    """Rows of runs, see `load`: plain dicts, which lack the columns that a run does not have."""
+    """Rows of runs, see `load`: plain dicts, which lack the columns that a run does not have.
+
+    Attributes:
+        settings: columns of settings, the seed aside.
+        figures: columns of figures.
+    """
+
+    settings: Sequence[str] = ()
+    figures: Sequence[str] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -78,11 +86,14 @@ def load(*patterns: str | Path) -> Runs:
     if not runs:
         raise FileNotFoundError(f"No run in {', '.join(map(str, patterns))}: a run's folder has run.json in it.")
     settings = _settings([kept["record"] for _, kept in runs])
-    rows = Runs()
+    rows, found_figures = Runs(), dict[str, None]()
     for (folder, kept), own in zip(runs, settings, strict=True):
         figures = {key: value for key, value in _flat(kept["summary"]).items() if key not in _OF_SUMMARY}
         more = {f"{EVALUATION}.{key}": value for key, value in _flat(kept[EVALUATION]).items()}
         rows.append({"run": str(folder), **_facts(kept), **own, **figures, **more})
+        found_figures |= dict.fromkeys([*figures, *more])
+    rows.settings = ["steps", *dict.fromkeys(key for own in settings for key in own)]
+    rows.figures = list(found_figures)
     return rows
 
 

@@ -13,6 +13,7 @@ FAMILIES: Registry[ModelFamily] = Registry(
     "model family",
     "model.family",
     group="orchestra_jax.models",
+    kind=DecoderConfig,
     builtin={
         "llama": "orchestra_jax.models.llama:LlamaConfig",
         "mistral": "orchestra_jax.models.llama:MistralConfig",

@@ -103,6 +103,7 @@ class PaidCalls:
         self._jitter = random.Random()
         # After a bill above its worst case: the factor on all worst cases, and calls one by one until a bill fits.
         self._excess, self._doubted, self._alone = 1.0, False, asyncio.Lock()
+        self._told = False  # that a bill had more output tokens than were asked for
 
     async def call(
         self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send, *, budget: Budget
@@ -265,6 +266,13 @@ class PaidCalls:
                 "%s billed $%.6g and %d tokens where its worst case was $%.6g and %d: check its max_tokens, tokenizer "
                 "and price. The worst case of further calls is raised.",
                 row.name, row.cost_usd, billed, worst.cost_usd, most,
+            )  # fmt: skip  # the values in the order of the text
+        elif row.completion_tokens > worst.completion_tokens and not self._told:
+            self._told = True
+            _log.warning(
+                "%s billed %d output tokens, and %d were asked for at most (max_tokens): the bill is booked as it is; "
+                "set max_tokens to what the model may write, its reasoning included.",
+                row.name, row.completion_tokens, worst.completion_tokens,
             )  # fmt: skip  # the values in the order of the text
 
     async def _record_late(

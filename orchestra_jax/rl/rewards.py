@@ -123,10 +123,7 @@ def preference_reward(
 
 
 def preference_score(
-    M_s: Float[Array, "E F"],
-    M_0: Float[Array, "E F"],
-    preference: Float[Array, "E F"],
-    solved: Bool[Array, " E"],
+    M_s: Float[Array, "E F"], M_0: Float[Array, "E F"], preference: Float[Array, "E F"], solved: Bool[Array, " E"]
 ) -> Float[Array, " E"]:
     """Return Eq. 5-6: how well the trained policy follows the preference, relative to the starting checkpoint.
 

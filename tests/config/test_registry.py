@@ -1,11 +1,15 @@
 """Names of registries: own ones, those of installed packages, and files of the user's own."""
 
+import re
 import sys
 
 import pytest
 
 from orchestra_jax.config.registry import Registry
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.registry import ENVIRONMENTS
+from orchestra_jax.models.families import FAMILIES
+from orchestra_jax.training.loggers.base import LOGGERS
 
 
 @pytest.fixture
@@ -58,6 +62,45 @@ def test_what_is_not_there_is_one_sentence(registry, name, words) -> None:
 
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
+
+
+class Greeting:
+    language = "English"
+
+    def greet(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+def test_a_class_of_another_kind_is_one_sentence_and_says_what_it_lacks(tmp_path, monkeypatch) -> None:
+    lines = ["class Half:", "    language = 'x'", "    def greet(self): ..."]
+    lines += ["class Whole(Half):", "    def leave(self): ...", "def made(): ...", "class Empty: ..."]
+    (tmp_path / "own_greetings.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    registry = Registry("greeting", "greet.name", builtin={"hello": Greeting}, kind=Greeting)
+
+    for name in ("hello", "own_greetings:Whole", "own_greetings:made"):  # what a function makes is not known before
+        registry.get(name)
+    for name, lacking in (("Half", "leave"), ("Empty", "greet, language, leave")):
+        with pytest.raises(ConfigError) as error:
+            registry.get(f"own_greetings:{name}")
+        said = f"greet.name=own_greetings:{name} is no greeting (see {__name__}): it lacks {lacking}."
+        assert str(error.value) == said
+
+
+@pytest.mark.parametrize(
+    ("registry", "concept", "module"),
+    [
+        (FAMILIES, "model family", "models.base"),
+        (ENVIRONMENTS, "environment", "envs.base"),
+        (LOGGERS, "logger", "training.loggers.base"),
+    ],
+)
+def test_what_a_users_own_class_needs_is_known(registry, concept, module) -> None:
+    told = f"{registry.key}=orchestra_jax.types:Task is no {concept} (see orchestra_jax.{module}): it lacks "
+    with pytest.raises(ConfigError, match=f"^{re.escape(told)}[a-z_, ]+\\.$"):
+        registry.get("orchestra_jax.types:Task")
 
 
 def test_a_module_that_lacks_a_dependency_says_which(registry, tmp_path, monkeypatch) -> None:

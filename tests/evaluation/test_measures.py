@@ -143,7 +143,7 @@ def test_the_local_share_looks_at_searches_only():
     runs = [run("local_search python python"), run("web_search web_search local_search web_search web_search")]
     runs.append(run("local_search", status=Status.FAILED))
     assert local_share(runs) == pytest.approx(2 / 6)
-    assert local_share([run("python")]) == 0.0
+    assert local_share([run("python")]) is None
 
 
 # --- utility ---------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_evaluate_measures_both_temperatures_and_the_swap(collector, parrot):
     assert found["calls"] == found["cost"] == 0.0
     assert found["accuracy"] == sum("Oslo" in task.answer for task in evaluator.benchmarks["held_out"]) / 12
     assert results["preference_swap"].keys() == {"accuracy", "local"}
-    assert [part["local_share"] for part in results["preference_swap"].values()] == [0.0, 0.0]
+    assert [part["local_share"] for part in results["preference_swap"].values()] == [None, None]
     for figures in (found, found["greedy"], *results["preference_swap"].values()):
         assert (figures["model_calls"], figures["strongest_share"], figures["own_share"]) == (0.0, None, None)
 

@@ -10,16 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from experiments import compare
 from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import RewardConfig, RunConfig
+from orchestra_jax.evaluation.results.seeds import over_seeds
 from orchestra_jax.evaluation.runs import load
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def made(folder: Path, compute: float, summary: dict | None, *overrides: str) -> None:
+def made(folder: Path, compute: float, summary: dict | None, *overrides: str, seed: int = 3) -> None:
     folder.mkdir(parents=True)
-    cfg = replace(RunConfig(), name=folder.name, seed=3, reward=RewardConfig(compute=compute), output_dir=str(folder))
+    cfg = replace(
+        RunConfig(), name=folder.name, seed=seed, reward=RewardConfig(compute=compute), output_dir=str(folder)
+    )
     with RunRecord(folder, cfg, "train", Start(overrides=overrides)) as record:
         record.begin()
     if summary is not None:
@@ -74,11 +78,11 @@ def test_a_frame_has_the_rows_or_says_what_is_missing(folder: Path):
 
 
 def test_compare_shows_runs_beside_each_other(folder: Path):
-    def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "experiments/compare.py", *arguments]
         return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
 
-    done = compare(str(folder / "a"), str(folder / "b"))
+    done = run(str(folder / "a"), str(folder / "b"))
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.split()}
     assert lines["reward.compute"] == ["0.5", "1"]
@@ -86,11 +90,43 @@ def test_compare_shows_runs_beside_each_other(folder: Path):
     assert lines["after.cost_per_correct"] == ["–", "–"]
     assert not any("tool_shares" in name for name in lines)
     made(folder / "c", 1.0, None, "+experiment=[hle,mine]")
-    assert "[hle,mine]" in compare(str(folder / "*")).stdout
-    assert compare(str(folder / "*"), "--csv", "-").stdout == load(folder / "*").to_csv()
+    assert "[hle,mine]" in run(str(folder / "*")).stdout
+    assert run(str(folder / "*"), "--csv", "-").stdout == load(folder / "*").to_csv()
     (folder / "b" / "summary.json").write_text('{"after":')
-    broken = compare(str(folder / "*"))
+    broken = run(str(folder / "*"))
     sentence = f"{str(folder / 'b' / 'summary.json')!r} is no JSON object: restore it, or run the evaluation again.\n"
     assert (broken.returncode, broken.stderr) == (2, sentence)
-    nothing = compare(str(folder / "notes"))
+    nothing = run(str(folder / "notes"))
     assert (nothing.returncode, len(nothing.stderr.splitlines())) == (2, 1)
+
+
+def test_seeds_of_one_setting_have_a_mean_and_an_interval(tmp_path: Path):
+    for place, (compute, seed, accuracy) in enumerate(
+        [(0.5, 0, 0.5), (0.5, 1, 0.7), (0.5, 2, 0.6), (0.5, 2, 0.1), (1.0, 0, 0.25), (1.0, 1, 0.35), (0.75, 0, 0.9)]
+    ):
+        after = {"accuracy": accuracy, "cost_per_correct": None if seed else 0.5, "verdict": "As often right."}
+        made(tmp_path / str(place), compute, {"after": after}, f"reward.compute={compute}", seed=seed)
+    made(tmp_path / "unfinished", 0.5, None, seed=5)
+    (first, figures), (second, others) = over_seeds(load(tmp_path / "*"))
+    assert first == "Seeds 0, 1, 2, reward.compute=0.5: mean, and Student's 95 % interval"
+    assert second == "Seeds 0, 1, reward.compute=1.0: mean, and Student's 95 % interval"
+    assert figures.keys() == others.keys() == {"after.accuracy"}  # no number of two seeds: what is null, what is words
+    assert figures["after.accuracy"] == pytest.approx(
+        (0.6, 0.6 - 4.302653 * 0.1 / 3**0.5, 0.6 + 4.302653 * 0.1 / 3**0.5)
+    )
+    assert others["after.accuracy"][0] == pytest.approx(0.3)
+    assert list(over_seeds(load(tmp_path / "0", tmp_path / "4"))) == []
+    assert [title for title, _ in over_seeds(load(tmp_path / "[01]"))] == [
+        "Seeds 0, 1: mean, and Student's 95 % interval"
+    ]
+
+
+def test_compare_prints_the_seeds_below_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for seed, accuracy in enumerate((0.5, 0.75)):
+        made(tmp_path / str(seed), 0.5, {"after": {"accuracy": accuracy, "intervals": {"accuracy": 1}}}, seed=seed)
+    compare.main([f"{tmp_path}/*"])
+    told = capsys.readouterr().out.partition("Seeds 0, 1: mean")[2]
+    (line,) = [line.split() for line in told.splitlines() if line.startswith(("after", " after"))]
+    assert line == ["after.accuracy", "0.625", "-0.96328", "2.2133"]
+    compare.main([f"{tmp_path}/0"])
+    assert "mean" not in capsys.readouterr().out

@@ -139,6 +139,12 @@ def test_the_preference_swap(summary):
     assert cells(text, 'cost under "cost" ÷ under "accuracy"') == ["1.00", "0.25"]
     assert cells(text, 'latency under "fast" ÷ under "cost"') == ["1.00", "0.25"]
     assert cells(text, 'local share of searches, "local" vs "accuracy"') == "25 % vs 25 % 88 % vs 25 %".split()
+    for phase in summary["preference_swap"].values():
+        for kind in phase.values():
+            kind["local_share"] = None  # nothing was searched
+    text = printed(summary)
+    assert cells(text, "cost  ")[-3:] == ["–", "→", "–"]
+    assert "local share of searches" not in text
 
 
 def test_where_the_files_lie(summary, tmp_path):

@@ -1,15 +1,18 @@
-"""Checks of a whole table: names of models, costs that nobody knows, answers that count otherwise than it says."""
+"""Checks of a whole table: names of models, unknown costs, answers that count otherwise than it says, later changes."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from orchestra_jax.config.ranges import ConfigError
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.recorded.offer import PYTHON, shown, tool_name
 from orchestra_jax.envs.recorded.table import Recording, read_answer, same_answer
 from orchestra_jax.money.prices import PriceList
 
 _OWN_NAMES = {PYTHON: "the sandbox", "orchestrator": "the policy"}  # price lists have them
+_TRAINED = "training_questions.sha256"  # in the folder of a run
 _NAMED = 6  # models that the line on costs names; of more it tells the number
 _CHECKED, _MISMATCH = 2000, 0.01  # answers of a mark that are compared with the reference; share that a line tells
 
@@ -93,3 +96,28 @@ def _otherwise(recording: Recording, marked: bool) -> tuple[list[tuple[Sequence[
     known = [(references, text) for references, text in texts if references]
     odd = [(references, text) for references, text in known if same_answer(text, references) != marked]
     return odd, len(known), len(chosen) == len(cells)
+
+
+def refuse_changed(cfg: WorldConfig, training: Recording) -> None:
+    """Raise ConfigError if the run has begun with other training questions, as where the log has grown since."""
+    folder = Path(cfg.output_dir)
+    if cfg.policy is not None or not (kept := folder / _TRAINED).is_file() or kept.read_text() == _digest(training):
+        return
+    place = cfg.as_dict().get("checkpoint", {}).get("folder") or folder / "checkpoints"
+    if any(Path(place).glob("*/meta/metadata")):
+        raise ConfigError(
+            "env.options.path has other rows than when this run began, so that its questions are split anew and some "
+            "of the test have been trained on: put the old table back (new rows judge the policy with "
+            f"env.options.test_path=FILE), or choose another name=..., or delete {folder}."
+        )
+
+
+def keep_trained(cfg: WorldConfig, training: Recording) -> None:
+    """Note in the run's folder, if there is one, which questions it trains on, for `refuse_changed`."""
+    if (folder := Path(cfg.output_dir)).is_dir():
+        (folder / _TRAINED).write_text(_digest(training))
+
+
+def _digest(training: Recording) -> str:
+    told = repr([(name, asked.question) for name, asked in training.questions.items()])
+    return hashlib.sha256(told.encode(errors="replace")).hexdigest()

@@ -24,7 +24,7 @@ from orchestra_jax.envs.base import Demonstrations, Environment, OwnChat, Script
 from orchestra_jax.envs.baselines import calling_scripts
 from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
-from orchestra_jax.envs.recorded.checks import cost_note, refuse_missing_costs
+from orchestra_jax.envs.recorded.checks import cost_note, keep_trained, refuse_changed, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
 from orchestra_jax.envs.recorded.demonstrated import drawn, first_calls, next_model, tools_shown
 from orchestra_jax.envs.recorded.duration import duration
@@ -80,6 +80,7 @@ class RecordedEnvironment(Environment):
         self._timed = mind_seconds(self._options["wishes"])
         self.splits = splits_of(self.recording, cfg.env.seed)
         training = self.recording.of(self.splits["train"])
+        refuse_changed(cfg, training)
         self.evidence = evidence_of(training)
         unseen = list(self._options["unseen"])
         seen = [model for model in self.recording.models if model not in unseen]
@@ -131,6 +132,7 @@ class RecordedEnvironment(Environment):
         return duration(cfg)
 
     def train_tasks(self, batch_size: int) -> TaskIterator:
+        keep_trained(self._cfg, self.recording.of(self.splits["train"]))
         each = batch_size // self._cfg.data.preferences_per_question
         return task_iterator(self._repeated, seed=self._cfg.seed, batch_size=each, build=self._pose_train)
 

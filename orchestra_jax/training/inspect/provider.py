@@ -62,12 +62,12 @@ class Policy:
         keep_compiled(self.cfg)
         self._chat: ChatFormat = make_chat(self.cfg)
         self._opened, self._numbers = contextlib.ExitStack(), itertools.count()
-        atexit.register(self.close)  # not everybody closes a model
         folder = Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
         self._loop = self._opened.enter_context(LoopThread())
         started = engine_of(replace(subject, cfg=self.cfg), None, folder, Processes(), self._loop, self._chat)
         engine = self._opened.enter_context(started)
         self._engine: Engine = engine  # type: ignore[assignment]
+        atexit.register(self.close)  # not everybody closes a model; last, or the loop would end before the engine
 
     async def sample(
         self,

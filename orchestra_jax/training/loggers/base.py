@@ -26,6 +26,7 @@ LOGGERS: Registry[LoggerFactory] = Registry(
     "logger",
     "logger.names",
     group="orchestra_jax.loggers",
+    kind=Logger,
     builtin={
         "jsonl": "orchestra_jax.training.loggers.jsonl:JsonlLogger",
         "tensorboard": "orchestra_jax.training.loggers.tensorboard:TensorBoardLogger",
@@ -44,11 +45,7 @@ def chosen(cfg: RunConfig) -> list[LoggerFactory]:
 
 
 class RunLog(ExitStack):
-    """All loggers of a run as one; a context manager that closes them.
-
-    Args:
-        writes: False in all processes of a run but the first.
-    """
+    """All loggers of a run as one; a context manager that closes them. Only the first process of a run `writes`."""
 
     def __init__(self, cfg: RunConfig, first_step: int, *, writes: bool = True) -> None:
         super().__init__()
@@ -71,9 +68,7 @@ class RunLog(ExitStack):
 
 
 def _number(name: str, value: Any) -> float | int:
-    if isinstance(value, int):
-        return int(value)
     try:
-        return float(value)
+        return int(value) if isinstance(value, int) else float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"Metric {name!r} is not a single number ({value!r}): reduce it before logging.") from error

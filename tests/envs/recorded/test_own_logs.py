@@ -84,6 +84,27 @@ def test_the_next_step_judges_the_run_on_another_table(table: Path, monkeypatch:
     assert next_step(config(str(table), test_path=str(table))) == ""
 
 
+def test_a_run_does_not_go_on_with_a_log_that_has_grown(table: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    cfg = replace(config(str(table), python=False), output_dir=str(folder))
+    RecordedEnvironment(cfg).train_tasks(1)
+    assert not folder.exists()
+    folder.mkdir()
+    RecordedEnvironment(cfg).train_tasks(1)
+    rows = made_rows()
+    write(table, [*rows, *(row | {"id": f"{row['id']}, next week", "question": f"{row['question']}!"} for row in rows)])
+    RecordedEnvironment(cfg)  # nothing is trained yet
+    meta = folder / "checkpoints" / "000001" / "meta"
+    meta.mkdir(parents=True)
+    (meta / "metadata").write_text("{}")
+    with pytest.raises(ConfigError, match=r"path has other rows than when this run began.*test_path=FILE"):
+        RecordedEnvironment(cfg)
+    RecordedEnvironment(replace(cfg, policy=str(folder)))
+    RecordedEnvironment(replace(cfg, output_dir=str(tmp_path / "another")))
+    write(table, rows)
+    RecordedEnvironment(cfg)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("ORCHESTRA_DATA" not in os.environ, reason="needs ORCHESTRA_DATA")
 def test_a_log_of_300_rows_becomes_a_verdict_and_next_weeks_log_another(tmp_path: Path):

@@ -434,3 +434,17 @@ async def test_a_bill_above_the_worst_case_is_still_the_bill(stub, make, caplog)
     assert row.completion_tokens == 10**6
     assert budget.spent.usd == row.cost_usd
     assert "where its worst case was" in caplog.text
+
+
+async def test_more_output_than_was_asked_for_is_booked_and_told_once(stub, make, caplog):
+    """The worst case of the prompt has room to spare, so that the whole bill stays below that of the call."""
+    more = openai_stub.changed(lambda answer: answer["usage"].update(prompt_tokens=1, completion_tokens=51))
+    stub.faults += [None, more, more]
+    client, budget = make(), Budget(Limits(usd=1.0))
+    await client.chat(QUESTION, budget=budget, sample=0)
+    assert "output tokens" not in caplog.text
+    rows = [(await client.chat(QUESTION, budget=budget, sample=number)).usage[0] for number in (1, 2)]
+    assert [row.completion_tokens for row in rows] == [51, 51]
+    assert budget.spent.usd > sum(row.cost_usd for row in rows)
+    assert caplog.text.count("small billed 51 output tokens, and 50 were asked for at most") == 1
+    assert "where its worst case was" not in caplog.text

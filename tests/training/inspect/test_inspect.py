@@ -1,7 +1,11 @@
 """Inspect runs our benchmarks with any model, and our policies on any task; inspect-ai is there for slow tests only."""
 
 import asyncio
+import atexit
+import contextlib
 import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +13,17 @@ import jax.numpy as jnp
 import pytest
 
 from orchestra_jax.config.compose import compose
-from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, QuickstartEpisode, quickstart_chat
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models import checkpoint
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.user_turn import UserTurn
 from orchestra_jax.training.build import make_collector
-from orchestra_jax.training.inspect import registry
+from orchestra_jax.training.inspect import provider, registry
 from orchestra_jax.training.inspect.tasks import FIGURES, benchmark_task, figures
 from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, Trajectory
 from tests.models.trees import drawn_params
@@ -48,6 +54,29 @@ def test_the_entry_point_names_the_registry_and_every_benchmark_is_a_task():
     project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["inspect_ai"] == {"orchestra_jax": registry.__name__}
     assert {"frames", "gsm8k", "hle", "jsonl", "quickstart"} <= set(registry.BENCHMARKS)
+
+
+def test_a_policy_that_nobody_closes_ends_its_engine_before_the_loop(monkeypatch: pytest.MonkeyPatch):
+    ends, told = list[Callable[[], None]](), list[str]()
+
+    @dataclass(frozen=True)
+    class Subject:
+        cfg: RunConfig
+
+    @contextlib.contextmanager
+    def engine_of(subject: Subject, money: None, folder: Path, processes: Processes, loop: LoopThread, chat: object):
+        yield object()
+        told.append(loop.run(asyncio.sleep(0, "the loop still runs")))
+
+    monkeypatch.setattr(provider, "subject_of", lambda cfg: Subject(RunConfig()))
+    monkeypatch.setattr(provider, "engine_of", engine_of)
+    monkeypatch.setattr(provider, "make_chat", lambda cfg: None)
+    monkeypatch.setattr(provider, "keep_compiled", lambda cfg: None)
+    monkeypatch.setattr(atexit, "register", ends.append)
+    provider.Policy("outputs/some")
+    for end in reversed(ends):  # as Python does at its own end
+        end()
+    assert told == ["the loop still runs"]
 
 
 @pytest.fixture
