@@ -189,7 +189,6 @@ def sources(*folders: str) -> dict[str, str]:
 
 
 PRODUCT = sources(PACKAGE, "experiments")
-EVERYTHING = PRODUCT | sources("tests", "scripts", "benchmarks")
 
 
 def test_every_subpackage_has_a_layer() -> None:

@@ -127,13 +127,12 @@ def serve() -> None:
                 os.read(reader, 4096)
                 while True:
                     try:
-                        pid, status, used = os.wait4(-1, os.WNOHANG)
+                        pid, status = os.waitpid(-1, os.WNOHANG)
                     except ChildProcessError:
                         break
                     if pid == 0:
                         break
-                    seconds = used.ru_utime + used.ru_stime
-                    say({"ended": pid, "status": os.waitstatus_to_exitcode(status), "seconds": seconds})
+                    say({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
                 continue
             data = os.read(0, 1 << 16)
             if not data:

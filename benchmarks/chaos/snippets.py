@@ -120,7 +120,6 @@ class Snippets(Kind):
         except IsolationError as error:
             raise SystemExit(f"Hostile snippets are not tried without walls. {error}") from error
         self._scanner = PythonSandbox(1, 60.0)
-        self._needles = set[str]()
         return self
 
     async def __aexit__(self, *error: object) -> None:

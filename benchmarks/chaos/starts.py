@@ -40,7 +40,6 @@ class Launcher:
         )
         self._lock, self._replies = threading.RLock(), queue.Queue[dict[str, Any]]()
         self._ended: dict[int, int] = {}
-        self.cpu_s = 0.0
         self._news = threading.Condition()
         threading.Thread(target=self._listen, daemon=True).start()
         if self._replies.get(timeout=PATIENCE_S).get("reply") != "ready":
@@ -61,7 +60,6 @@ class Launcher:
             if isinstance(said, dict) and "ended" in said:
                 with self._news:
                     self._ended[said["ended"]] = said["status"]
-                    self.cpu_s += said["seconds"]
                     self._news.notify_all()
             else:
                 self._replies.put({"reply": said} if said == "ready" else said)

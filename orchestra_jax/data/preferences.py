@@ -39,10 +39,6 @@ def _is_free(spec: ToolSpec) -> bool:
     return FREE in spec.traits or (spec.local and PAID not in spec.traits)
 
 
-def _is_local(spec: ToolSpec) -> bool:
-    return spec.local
-
-
 def _is_model(spec: ToolSpec) -> bool:
     return any(trait.startswith(MADE_BY) for trait in spec.traits)
 
@@ -53,7 +49,7 @@ def _with(trait: str) -> Callable[[ToolSpec], bool]:
 
 # The tools of each kind; the kind "maker" also needs the maker's name.
 KINDS: Mapping[str, Callable[[ToolSpec], bool]] = {
-    "local": _is_local,
+    "local": lambda spec: spec.local,
     "free": _is_free,
     "open": _with(OPEN_WEIGHTS),
     "search": _with(SEARCH),

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.choices import QuestionFormat
-from orchestra_jax.data.rows import SUFFIXES, BadRow, answers_of, rows_of, text_of
+from orchestra_jax.data.rows import SUFFIXES, BadRow, Row, answers_of, rows_of, text_of
 from orchestra_jax.io import hub
 from orchestra_jax.types import Preference, Task, ToolSpec
 
-Row = Mapping[str, Any]
 # The quickstart's environment makes its tasks itself.
 _NO_FILES = (QuestionFormat.auto, QuestionFormat.quickstart)
 # What `_detect` and `read_question` look at. The other columns of a parquet file, such as long thoughts, are not read.

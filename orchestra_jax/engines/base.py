@@ -53,11 +53,9 @@ class Engine(Protocol):
 
     def open_session(self) -> int:
         """Announce a trajectory: its generations share a growing prefix whose keys and values are kept."""
-        ...
 
     def close_session(self, session: int) -> None:
         """Free what the trajectory held. Closing twice is harmless."""
-        ...
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: int | None = None
@@ -68,7 +66,6 @@ class Engine(Protocol):
             ValueError: the prompt is empty or too long, no new token is allowed, or the session is closed.
             RuntimeError: the engine is closed.
         """
-        ...
 
     async def update_weights(self, params: Any, version: int) -> None:
         """Replace the weights.
@@ -79,11 +76,9 @@ class Engine(Protocol):
         Raises:
             RuntimeError: the new weights are not in force everywhere, and nothing samples any more.
         """
-        ...
 
     async def close(self) -> None:
         """End the engine: generations under way and later ones fail. Closing twice is harmless."""
-        ...
 
 
 class RunEngine:

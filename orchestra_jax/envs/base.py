@@ -50,12 +50,10 @@ class Episode(Protocol):
     @property
     def messages(self) -> list[Message]:
         """Initial chat messages: an optional system message and the user's with the preference appended."""
-        ...
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
         """The menu of this instance, in the order shown."""
-        ...
 
     async def step(self, call: ToolCall) -> ToolResult:
         """Execute one call. An unknown tool or bad arguments give a result that is `refused`.
@@ -66,11 +64,9 @@ class Episode(Protocol):
         Raises:
             InfrastructureError: the tool failed through no fault of the policy; the sample is invalid.
         """
-        ...
 
     async def score(self, answer: str) -> "bool | Score":
         """Return r_outcome of Eq. 1: whether the final answer (and the environment's state) solves the task."""
-        ...
 
 
 class ToolEpisode(ABC):

@@ -35,4 +35,3 @@ class Conversation(Episode, Protocol):
         Raises:
             InfrastructureError: the user failed; the sample is invalid.
         """
-        ...

@@ -42,8 +42,6 @@ class ChatFormat:
     Args:
         tokenizer: Hugging Face fast tokenizer with a chat template, which may leave tools out.
         history: "keep" appends to one sequence; the others re-render every turn (docs/rollouts.md).
-        enable_thinking: flag for the template; None leaves the template's default. With False, Qwen3 opens every
-            turn with an empty thinking block that it leaves out when it re-renders the turn: use "keep" there.
         compact_menu: show price_usd, latency_s and local as keys of the tool's "function" instead of in words at the
             end of its description.
 
@@ -61,7 +59,6 @@ class ChatFormat:
         tokenizer: "PreTrainedTokenizerFast",
         *,
         history: Literal["keep", "strip_thinking", "drop_thinking"] | History = "keep",
-        enable_thinking: bool | None = None,
         compact_menu: bool = False,
     ) -> None:
         if tokenizer.chat_template is None:
@@ -75,7 +72,6 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.history = History(history)
         self._compact_menu = compact_menu
-        self._options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._backend = tokenizer.backend_tokenizer
         added = sorted((token.content for token in tokenizer.added_tokens_decoder.values()), key=lambda s: (-len(s), s))
         self._control = _alternatives(added)
@@ -90,7 +86,6 @@ class ChatFormat:
                 tools=[self._tool(spec) for spec in tools] or None,
                 add_generation_prompt=True,
                 tokenize=False,
-                **self._options,
             )
         )
 

@@ -57,7 +57,6 @@ class MessageEngine(Protocol):
             InfrastructureError: there is no answer.
             BudgetExceeded: the answer could cost more than is left.
         """
-        ...
 
 
 def message_speakers(

@@ -42,7 +42,6 @@ class AskableWorld(Protocol):
 
     def wishes(self) -> Mapping[str, str]:
         """Return what a user may name in a word, such as "cheap", and the sentence that it stands for."""
-        ...
 
     def pose(self, question: str, wish: str | None) -> Task:
         """Return the task of a user's question.
@@ -53,7 +52,6 @@ class AskableWorld(Protocol):
         Raises:
             ValueError: this world has no answer to it; one sentence.
         """
-        ...
 
 
 @dataclass(frozen=True)

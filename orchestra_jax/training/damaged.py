@@ -87,7 +87,8 @@ def _own_problem(step: Path, processes: Processes) -> str | None:
         own = _read(step / item / SUMS)
         sums |= {step / item / name: expected for name, expected in own.items()}
         # A network disk may show the first process another one's list too late for its own.
-        for name in {name for name in own if _PART_SUMS.fullmatch(name)} | _part_sums(step / item):
+        names = {*own, *(file.name for file in (step / item).glob("checksums.*.json"))}
+        for name in filter(_PART_SUMS.fullmatch, names):
             part = step / item / f"{PART}{name.split('.')[1]}"
             sums |= {part / below: expected for below, expected in _read(step / item / name).items()}
     for file, (size, _) in sums.items():
@@ -104,10 +105,6 @@ def _own_problem(step: Path, processes: Processes) -> str | None:
 
 def _below(file: Path, step: Path) -> str:
     return str(file.relative_to(step)) if file.is_relative_to(step) else str(file)
-
-
-def _part_sums(folder: Path) -> set[str]:
-    return {file.name for file in folder.glob("checksums.*.json") if _PART_SUMS.fullmatch(file.name)}
 
 
 def _read(file: Path) -> _Sums:

@@ -3,9 +3,10 @@
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from orchestra_jax.config.choices import ReplayMode
@@ -133,7 +134,10 @@ def evaluation_forecast(cfg: RunConfig, environment: Environment, subject: Subje
     Raises:
         ConfigError: there is no price list, or it lacks a price.
     """
-    found = {name: list(_all(in_parts(name, some))) for name, some in chosen_tasks(environment, cfg).items()}
+    found = {
+        name: list(chain.from_iterable(in_parts(name, some).values()))
+        for name, some in chosen_tasks(environment, cfg).items()
+    }
     name = subject.baseline or ""
     calls = {DO_NOTHING: 0, RANDOM: 1}.get(name, 1 if name.startswith(EXPERT) else None)
     asked = [name.removeprefix(EXPERT)] if name.startswith(EXPERT) else None
@@ -158,7 +162,3 @@ def _users(cfg: RunConfig, environment: Environment, found: Mapping[str, list[Ta
             options = cfg.env.options.get(str(task.extra.get("part"))) or cfg.env.options
             users[options.get("user", SCRIPTED)] += samples + beside + (DO_NOTHING in scripts)
     return {str(model): number for model, number in users.items() if model != SCRIPTED}
-
-
-def _all(parts: Mapping[str, Iterable[Task]]) -> Iterable[Task]:
-    return (task for some in parts.values() for task in some)

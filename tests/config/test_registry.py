@@ -103,19 +103,17 @@ def test_what_a_users_own_class_needs_is_known(registry, concept, module) -> Non
         registry.get("orchestra_jax.types:Task")
 
 
-def test_a_module_that_lacks_a_dependency_says_which(registry, tmp_path, monkeypatch) -> None:
-    (tmp_path / "needy.py").write_text("import no_such_dependency\n")
+@pytest.mark.parametrize(
+    ("name", "code", "error", "words"),
+    [
+        ("needy", "import no_such_dependency\n", ConfigError, "needs no_such_dependency"),
+        ("broken", "import math\nmath.squareroot(2)\n", AttributeError, "'math' has no attribute 'squareroot'"),
+    ],
+)
+def test_what_a_module_itself_lacks_is_told(registry, tmp_path, monkeypatch, name, code, error, words) -> None:
+    (tmp_path / f"{name}.py").write_text(f"{code}\n\ndef wave(): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    with pytest.raises(ConfigError, match="needs no_such_dependency"):
-        registry.get("needy:x")
-
-
-def test_a_mistake_within_the_module_is_not_taken_for_a_missing_attribute(registry, tmp_path, monkeypatch) -> None:
-    (tmp_path / "broken.py").write_text("import math\nmath.squareroot(2)\n\n\ndef wave(): ...\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    with pytest.raises(AttributeError, match="'math' has no attribute 'squareroot'"):
-        registry.get("broken:wave")
+    with pytest.raises(error, match=words):
+        registry.get(f"{name}:wave")

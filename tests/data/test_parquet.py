@@ -1,9 +1,8 @@
 """Parquet files, whole and damaged. What reads them is in the environment of the slow tests only."""
 
-import builtins
 import random
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,15 +15,8 @@ ROWS = [
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    original = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return original(name, *rest)
-
     (tmp_path / "f.parquet").write_bytes(b"PAR1")
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"pip install 'orchestra-jax\[data\]'"):
         load_tasks(tmp_path / "f.parquet")
 

@@ -12,16 +12,12 @@ from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.build import make_collector
-from tests.docs.pages import blocks
+from tests.docs.pages import begin_with
 from tests.evaluation.test_runner import ParrotEngine
 
 
 def test_the_example_is_measured_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (code,) = [text for language, text in blocks("add_a_benchmark.md") if language == "python"]
-    assert len(code.splitlines()) < 80
-    (tmp_path / "my_benchmark.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    begin_with("add_a_benchmark.md", "my_benchmark.py", tmp_path, monkeypatch)
     name = "my_benchmark:by_family"
     cfg = RunConfig()
     cfg = replace(

@@ -9,15 +9,11 @@ import pytest
 from orchestra_jax.config.schema import LoggerConfig, RunConfig
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from tests.docs.pages import blocks
+from tests.docs.pages import begin_with
 
 
 def test_the_example_is_used_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (code,) = [text for language, text in blocks("add_a_logger.md") if language == "python"]
-    assert len(code.splitlines()) < 80
-    (tmp_path / "my_logger.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    begin_with("add_a_logger.md", "my_logger.py", tmp_path, monkeypatch)
     cfg = replace(RunConfig(), output_dir=str(tmp_path), logger=LoggerConfig(names=["my_logger:SqliteLogger"]))
     with RunLog(cfg, 1) as log:
         for step in (1, 2, 3):

@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 
 from orchestra_jax.rl.losses import LOSSES, LossConfig, policy_loss
-from tests.docs.pages import DOCS, blocks
+from tests.docs.pages import DOCS, begin_with
 
 OLD = np.log(np.array([[0.9, 0.5, 0.1, 0.7]], np.float32))
 MASK = np.array([[True, True, True, False]])
 
 
 def test_the_example_is_used_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (code,) = [text for language, text in blocks("add_a_loss.md") if language == "python"]
-    assert len(code.splitlines()) < 80
-    (tmp_path / "my_loss.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    begin_with("add_a_loss.md", "my_loss.py", tmp_path, monkeypatch)
     cfg = LossConfig("my_loss:shy", clip_low=0.5, clip_high=0.5, kl_coef=0.1)
 
     @jax.jit

@@ -16,16 +16,12 @@ from orchestra_jax.models.decoder import empty_cache, forward, init_params, logi
 from orchestra_jax.models.families import FAMILIES, preset_config, run_settings
 from orchestra_jax.models.lora import LoRA, attach, init_adapters
 from orchestra_jax.models.sharding import make_mesh
-from tests.docs.pages import blocks
+from tests.docs.pages import begin_with
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
-    (code,) = [text for language, text in blocks("add_a_model.md") if language == "python"]
-    assert len(code.splitlines()) < 80
-    (tmp_path / "my_model.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    begin_with("add_a_model.md", "my_model.py", tmp_path, monkeypatch)
     return ModelConfig(family="my_model:ArceeConfig")
 
 

@@ -11,17 +11,13 @@ from orchestra_jax.config.tools import ToolsConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.build import make_tools, tool_problems
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
-from tests.docs.pages import blocks
+from tests.docs.pages import begin_with
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Holds the page's code, as the folder that one works in."""
-    (code,) = [text for language, text in blocks("add_a_tool.md") if language == "python"]
-    assert len(code.splitlines()) < 80
-    (tmp_path / "my_tools.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    begin_with("add_a_tool.md", "my_tools.py", tmp_path, monkeypatch)
     return tmp_path
 
 

@@ -14,10 +14,6 @@ RESULTS = sorted((ROOT / "notebooks" / "results").glob("*.csv"))
 MOST_BYTES = 200_000
 
 
-def code_cells(notebook: Path) -> list[dict[str, Any]]:
-    return [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
-
-
 def problems(cells: list[dict[str, Any]]) -> list[str]:
     """What a reader would stumble over."""
     outputs = [output for cell in cells for output in cell["outputs"]]
@@ -30,7 +26,7 @@ def problems(cells: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_as_it_ran(notebook: Path):
-    cells = code_cells(notebook)
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
     assert cells
     assert problems(cells) == []
     assert notebook.stat().st_size < MOST_BYTES

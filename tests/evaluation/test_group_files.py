@@ -13,11 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra_jax.evaluation.decoding import decode_trajectory, read_groups
-from orchestra_jax.evaluation.group_files import (
-    StoredGroup,
-    encode_trajectory,
-    write_groups,
-)
+from orchestra_jax.evaluation.group_files import StoredGroup, encode_trajectory, write_groups
 from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
 from orchestra_jax.processes import Processes
 from orchestra_jax.training.loggers.rollouts import RolloutFiles

@@ -5,13 +5,7 @@ import pytest
 
 from orchestra_jax.evaluation.intervals import bootstrap, wilson
 from orchestra_jax.evaluation.judged import disagreements, judge_figures
-from orchestra_jax.evaluation.measures import (
-    intervals,
-    local_share,
-    preference_utility,
-    summarize,
-    tool_shares,
-)
+from orchestra_jax.evaluation.measures import intervals, local_share, preference_utility, summarize, tool_shares
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 TOOLS = "python local_search web_search"

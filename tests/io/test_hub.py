@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -99,14 +100,21 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    Hub.asked = []
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server in a thread."""
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=httpd.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{httpd.server_port}"
     httpd.shutdown()
     httpd.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Hub.asked = []
+    with serving(Hub) as url:
+        yield url
 
 
 def ask(cache: Path, *names: str, **environment: str) -> list[str]:

@@ -1,7 +1,6 @@
 import gc
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.rl.shared import sharing
 from tests.models.trees import drawn_params
+from tests.processes.running import free_port
 
 from .packed_rows import VOCAB, assert_trees_close, random_sequences, recording_sgd
 from .test_shared import forked
@@ -134,9 +134,7 @@ def test_rollouts_of_the_same_tokens_share_a_row_within_their_part():
 @pytest.fixture(scope="module")
 def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what two processes found, a file for each layout."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     script, folder = Path(__file__).with_name("sharded_worker.py"), tmp_path_factory.mktemp("two")
     flags = re.sub(r"(device_count=)\d+", r"\g<1>2", os.environ["XLA_FLAGS"])
     environment = os.environ | {

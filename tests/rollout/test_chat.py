@@ -46,11 +46,9 @@ def words():
     return tok.build_word_tokenizer(texts, COMPACT, ['{"name": "', '", "arguments": {"code": "', '"}}'])  # fmt: skip
 
 
-def reference_ids(tokenizer, messages, tools=None, **options):
+def reference_ids(tokenizer, messages, tools=None):
     """Hugging Face's own ids of a whole conversation, plain dicts in."""
-    return tuple(
-        tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False, **options)
-    )
+    return tuple(tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False))
 
 
 CONVERSATIONS = [
@@ -99,15 +97,6 @@ def test_qwen3_observation_is_a_user_turn_of_tool_responses(qwen3):
         "\n<|im_start|>user\n<tool_response>\n148\n</tool_response>\n<tool_response>\nLima\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-
-
-def test_thinking_off_opens_every_turn_with_an_empty_thinking_block(qwen3):
-    chat = ChatFormat(qwen3, enable_thinking=False)
-    opening = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    assert qwen3.decode(chat.prompt_ids([USER])).endswith(opening)
-    assert qwen3.decode(chat.observation_ids(["148"])).endswith(opening)
-    assert qwen3.decode(chat.user_ids("Thanks")).endswith(opening)
-    assert chat.prompt_ids([USER]) == reference_ids(qwen3, [USER], enable_thinking=False)
 
 
 def test_user_turns(tokenizer):

@@ -184,15 +184,12 @@ def test_ids_that_are_missing_or_the_same_are_ours_and_outside_text_opens_no_tur
     assert found.status is Status.COMPLETED
 
 
-def test_an_answer_without_usage_is_counted_by_us():
-    async def play() -> Trajectory:
-        model = Model(ANSWER)
-        model.usage = False
-        async with endpoint(model) as policy:
-            collector = Collector(World(), None, LIMITS, PRICES)
-            return (await collector.collect(policy, [TASK], budget=Budget()))[0]
-
-    (row,) = asyncio.run(play()).ledger
+async def test_an_answer_without_usage_is_counted_by_us():
+    model = Model(ANSWER)
+    model.usage = False
+    async with endpoint(model) as policy:
+        (found,) = await Collector(World(), None, LIMITS, PRICES).collect(policy, [TASK], budget=Budget())
+    (row,) = found.ledger
     assert row.estimated
     assert row.prompt_tokens > row.completion_tokens > 0
 

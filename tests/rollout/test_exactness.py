@@ -13,19 +13,7 @@ from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.types import Status
-from tests.rollout.scripted import (
-    ANSWER,
-    LIMITS,
-    TASK,
-    TEMPLATE,
-    TOOLS,
-    call,
-    exact,
-    make,
-    odd_ids,
-    roll,
-    says,
-)
+from tests.rollout.scripted import ANSWER, LIMITS, TASK, TEMPLATE, TOOLS, call, exact, make, odd_ids, roll, says
 
 THOUGHT = "<think>\nhm hm\n</think>\n\n"
 # Each of another kind: turns, thinking in several spellings, parallel calls, errors of a tool, and every bad ending.

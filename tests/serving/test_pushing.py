@@ -5,9 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +17,7 @@ from orchestra_jax.models import checkpoint
 from orchestra_jax.models.lora import LoRA, init_adapters, merge, save_peft
 from orchestra_jax.serving.card import MARK
 from orchestra_jax.serving.pushing import push
-from tests.io.test_hub import Hub
+from tests.io.test_hub import Hub, serving
 from tests.serving.made import ROOT, random_run
 
 NAME = "our/tiny"
@@ -77,11 +75,8 @@ class Taking(Hub):
 @pytest.fixture
 def taking() -> Iterator[str]:
     Taking.asked, Taking.made, Taking.repositories = [], [], {}
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Taking)
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{httpd.server_port}"
-    httpd.shutdown()
-    httpd.server_close()
+    with serving(Taking) as url:
+        yield url
 
 
 def back(run: Path, endpoint: str, token: str) -> subprocess.CompletedProcess[str]:

@@ -113,9 +113,8 @@ def test_a_folder_that_works_has_no_problem_and_keeps_nothing(folder: str):
 
 
 def test_a_bucket_that_is_not_there_is_one_sentence(server, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match=r"^2$"):
         train_here(tmp_path / "run", *MICRO, "checkpoint.folder=gs://nowhere-at-all/run")
-    assert ended.value.code == 2
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "checkpoint.folder" in line]
     assert said.startswith("checkpoint.folder=gs://nowhere-at-all/run cannot be used: there is no bucket")
     assert not (tmp_path / "run").exists()

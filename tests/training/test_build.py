@@ -105,21 +105,18 @@ def test_an_added_token_that_the_policy_lacks_is_refused_where_prompts_have_it(t
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_demonstrations_and_baselines_have_no_unknown_token(tmp_path: Path, seed: int):
+async def test_demonstrations_and_baselines_have_no_unknown_token(tmp_path: Path, seed: int):
     cfg = config(tmp_path, f"env.seed={seed}", "warm_start.demonstrations=150")
     environment, chat = make_environment(cfg), make_chat(cfg)
     collector = make_collector(cfg, environment, chat)
     unknown = chat.tokenizer.convert_tokens_to_ids(UNKNOWN)
 
-    async def play() -> list:
-        found = environment.demonstrations()
-        runs = await collector.play(found.script, found.tasks, found.think, budget=Budget())
-        for script in environment.baselines().values():
-            runs += await collector.play(script, environment.held_out(80), budget=Budget())
-        await environment.close()
-        return runs
-
-    for trajectory in asyncio.run(play()):
+    found = environment.demonstrations()
+    runs = await collector.play(found.script, found.tasks, found.think, budget=Budget())
+    for script in environment.baselines().values():
+        runs += await collector.play(script, environment.held_out(80), budget=Budget())
+    await environment.close()
+    for trajectory in runs:
         assert trajectory.completed, trajectory.reason
         for turn in trajectory.turns:
             assert unknown not in (*turn.prompt_ids, *turn.sampled_ids), turn.text
@@ -226,9 +223,8 @@ def test_what_is_missing_ends_the_run_before_anything_is_made(
     tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], words: str
 ):
     here = [text.format(q=questions) for text in overrides]
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match=r"^2$"):
         run(config(tmp_path / "run", *here))
-    assert stop.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert any(words in line for line in lines), lines
     assert all(line.endswith(".") for line in lines)

@@ -353,9 +353,8 @@ def test_a_run_without_evaluation_ends_well(tmp_path: Path, capsys: pytest.Captu
 
 def test_another_config_in_the_same_folder_is_refused(reference: Path, capsys: pytest.CaptureFixture[str]):
     content = (reference / "summary.json").read_bytes()
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match=r"^2$"):
         run(config(reference, *MICRO, "algorithm.optimizer.learning_rate=0.5"))
-    assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{reference} holds another run (algorithm.optimizer.learning_rate: " in line
     assert "-> 0.5)" in line
@@ -367,9 +366,8 @@ def test_a_folder_in_which_another_run_is_at_work_is_refused_before_anything_is_
     (tmp_path / "spent.jsonl").write_text("of the other run")
     for work, folder in ((run, tmp_path), (evaluate, tmp_path / "evaluation")):
         folder.mkdir(exist_ok=True)
-        with alone_in(folder), pytest.raises(SystemExit) as stop:
+        with alone_in(folder), pytest.raises(SystemExit, match=r"^2$"):
             work(config(tmp_path, *MICRO))
-        assert stop.value.code == 2
         (line,) = complaints(capsys.readouterr().err)
         assert line.startswith(f"Another run is at work in '{folder}' (host ")
         assert f"process {os.getpid()}" in line
@@ -417,10 +415,6 @@ def hand_made() -> GroupArrays:
     )
 
 
-def scored_by(**advantage: object) -> AlgorithmConfig:
-    return AlgorithmConfig(advantage=AdvantageConfig(**advantage))
-
-
 @pytest.mark.parametrize("invalid", ["drop", "zero_reward"])
 @pytest.mark.parametrize(
     "reward",
@@ -433,7 +427,8 @@ def scored_by(**advantage: object) -> AlgorithmConfig:
     ids=["share", "outcome as it is", "multipliers", "root of the cost"],
 )
 def test_reward_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
-    cfg = replace(RunConfig(), reward=reward, algorithm=scored_by(invalid=invalid, clip=1.25))
+    advantage = AdvantageConfig(invalid=invalid, clip=1.25)
+    cfg = replace(RunConfig(), reward=reward, algorithm=AlgorithmConfig(advantage=advantage))
     for found, expected in zip(
         reward_groups(hand_made(), cfg.reward, cfg.algorithm.advantage), brute_force(cfg, hand_made()), strict=True
     ):

@@ -13,14 +13,7 @@ from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.data.preferences import spoken_wishes
 from orchestra_jax.data.sources import Question, Skipped, load_tasks
-from orchestra_jax.envs.base import (
-    Demonstrations,
-    Environment,
-    OfferedExpert,
-    Score,
-    ToolEpisode,
-    initial_messages,
-)
+from orchestra_jax.envs.base import Demonstrations, Environment, OfferedExpert, Score, ToolEpisode, initial_messages
 from orchestra_jax.envs.menus import offered_experts
 from orchestra_jax.envs.qa import demonstrations
 from orchestra_jax.envs.registry import ENVIRONMENTS

@@ -87,10 +87,6 @@ def _words(text: str) -> Sequence[str]:
 def play(scenario: Tau2Scenario, observed: Sequence[ToolResult]) -> ToolCall | str:
     """Make the policy's golden calls, ask the user for theirs, and say the facts until the end."""
     plan: list[ToolCall | str] = [
-        action.call if action.who == AGENT else _asking(action.call) for action in scenario.actions
+        action.call if action.who == AGENT else f"Please use {_name(action.call)}." for action in scenario.actions
     ]
     return plan[len(observed)] if len(observed) < len(plan) else " ".join([DONE, *(f"{f}." for f in scenario.facts)])
-
-
-def _asking(call: ToolCall) -> str:
-    return f"Please use {_name(call)}."

@@ -77,15 +77,11 @@ def test_a_policy_in_tokens_hears_the_script(environment, data_dir):
     assert [turn.heard for turn in found.turns] == ["3.", None, "Read it.", None, None]
 
 
-def test_episodes_share_no_state(environment):
+async def test_episodes_share_no_state(environment):
     task = first(environment, "base")
-
-    async def interleaved():
-        episodes = [environment.reset(task, Budget()) for _ in range(50)]
-        return [[(await episode.step(ADD)).text for episode in episodes] for _ in range(3)]
-
-    for number, texts in enumerate(asyncio.run(interleaved()), 1):
-        assert set(texts) == {json.dumps({"count": 3 * number})}
+    episodes = [environment.reset(task, Budget()) for _ in range(50)]
+    for number in range(1, 4):
+        assert {(await episode.step(ADD)).text for episode in episodes} == {json.dumps({"count": 3 * number})}
 
 
 def test_numbers_that_would_take_hours_are_an_error(environment):

@@ -31,10 +31,6 @@ from orchestra_jax.tools.python import spec as python_spec
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
 
 
-def make_task(tools: tuple[ToolSpec, ...] = ()) -> Task:
-    return Task("q", "How much is 6 * 7?", ("42", "forty-two"), tools, Preference("fast", "Be quick."))
-
-
 @pytest.fixture
 def cfg(tmp_path: Path) -> RunConfig:
     questions, passages = tmp_path / "questions.jsonl", tmp_path / "passages.jsonl"
@@ -122,7 +118,8 @@ def test_charge_without_own_rows():
 
 
 async def test_score():
-    episode = QAEpisode(make_task(), ToolExecutor((), {}, Budget()), Budget(), "")
+    task = Task("q", "How much is 6 * 7?", ("42", "forty-two"), (), Preference("fast", "Be quick."))
+    episode = QAEpisode(task, ToolExecutor((), {}, Budget()), Budget(), "")
     assert await episode.score("It is\n\\boxed{42.0}")
     assert await episode.score("Forty-two.")
     assert not await episode.score("43")

@@ -5,15 +5,8 @@ import asyncio
 import numpy as np
 
 from orchestra_jax.envs.base import Environment
-from orchestra_jax.envs.quickstart.demonstrations import (
-    read_answer,
-    reference_call,
-)
-from orchestra_jax.envs.quickstart.facts import (
-    CHANCES,
-    FAMILIES,
-    RIVALS,
-)
+from orchestra_jax.envs.quickstart.demonstrations import read_answer, reference_call
+from orchestra_jax.envs.quickstart.facts import CHANCES, FAMILIES, RIVALS
 from orchestra_jax.envs.quickstart.preferences import PREFERENCE_SHARES, draw_preference
 from orchestra_jax.envs.quickstart.questions import QuickstartQuestion
 from orchestra_jax.envs.quickstart.world import QuickstartWorld, draw_offers

@@ -17,13 +17,7 @@ from orchestra_jax.envs.quickstart.demonstrations import (
     reference_call,
     shown_tools,
 )
-from orchestra_jax.envs.quickstart.facts import (
-    COMPOUND,
-    EXPERTS,
-    FAMILIES,
-    RIVALS,
-    TOOL_NAMES,
-)
+from orchestra_jax.envs.quickstart.facts import COMPOUND, EXPERTS, FAMILIES, RIVALS, TOOL_NAMES
 from orchestra_jax.envs.quickstart.plans import step_kinds
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
 from orchestra_jax.evaluation.measures import preference_utility
@@ -73,10 +67,9 @@ def test_demonstrations_compare_figures_of_the_menu_and_take_the_lowest(environm
 
 
 @pytest.mark.parametrize("family", COMPOUND)
-def test_the_last_call_takes_what_the_others_found(environment, world: QuickstartWorld, family: str):
+async def test_the_last_call_takes_what_the_others_found(environment, world: QuickstartWorld, family: str):
     tools = {"lookup": "web_search", "arith": "python"}
-
-    async def play(task: Task) -> None:
+    for task in (task for task in full_menus(world, len(FAMILIES) * 25) if task.family == family):
         results: list[ToolResult] = []
         episode = environment.reset(task, Budget())
         for kind in step_kinds(task):
@@ -84,10 +77,6 @@ def test_the_last_call_takes_what_the_others_found(environment, world: Quickstar
             results.append(await episode.step(call))
         assert all(str(read_answer(result)) in str(call.arguments) for result in results[:-1])
         assert answer_from(results) in task.answer
-
-    for task in full_menus(world, len(FAMILIES) * 25):
-        if task.family == family:
-            asyncio.run(play(task))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

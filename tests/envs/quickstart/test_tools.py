@@ -6,17 +6,9 @@ import builtins
 import numpy as np
 import pytest
 
-from orchestra_jax.envs.quickstart.demonstrations import (
-    NO_IDEA,
-    read_answer,
-)
+from orchestra_jax.envs.quickstart.demonstrations import NO_IDEA, read_answer
 from orchestra_jax.envs.quickstart.environment import quickstart_chat
-from orchestra_jax.envs.quickstart.facts import (
-    CHANCES,
-    COMPOUND,
-    EXPERTS,
-    FAMILIES,
-)
+from orchestra_jax.envs.quickstart.facts import CHANCES, COMPOUND, EXPERTS, FAMILIES
 from orchestra_jax.envs.quickstart.preferences import draw_preference
 from orchestra_jax.envs.quickstart.world import QuickstartWorld, draw_offers
 from orchestra_jax.money.budgets import Budget

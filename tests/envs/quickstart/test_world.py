@@ -12,18 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestra_jax.envs.quickstart.demonstrations import (
-    NO_IDEA,
-    read_answer,
-)
+from orchestra_jax.envs.quickstart.demonstrations import NO_IDEA, read_answer
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment, quickstart_chat
-from orchestra_jax.envs.quickstart.facts import (
-    CHANCES,
-    COMPOUND,
-    FAMILIES,
-    RIVALS,
-    TOOL_NAMES,
-)
+from orchestra_jax.envs.quickstart.facts import CHANCES, COMPOUND, FAMILIES, RIVALS, TOOL_NAMES
 from orchestra_jax.envs.quickstart.plans import best_plan, expected_utility, step_kinds
 from orchestra_jax.envs.quickstart.preferences import draw_preference, wordings
 from orchestra_jax.envs.quickstart.world import OFFER_UNITS, QuickstartWorld, draw_offers

@@ -245,23 +245,18 @@ def test_an_error_without_a_text_says_its_kind(environment, monkeypatch: pytest.
     assert result.text == "Error: KeyError"
 
 
-def test_interleaved_episodes_share_nothing(environment):
+async def test_interleaved_episodes_share_nothing(environment):
     tasks = [task_of(environment, name) for name in ("airline-0", "telecom-broken")]
-
-    async def interleaved():
-        episodes = [environment.reset(task, Budget()) for task in tasks for _ in range(20)]
-        texts = []
-        for _ in range(3):
-            for episode in episodes[:20]:
-                await episode.step(BONUS)
-            texts.append({(await episode.step(GET)).text for episode in episodes[:20]})
-            texts.append({(await episode.respond("airplane mode")).text.splitlines()[0] for episode in episodes[20:]})
-        return texts
-
-    texts = asyncio.run(interleaved())
+    episodes = [environment.reset(task, Budget()) for task in tasks for _ in range(20)]
+    texts = []
+    for _ in range(3):
+        for episode in episodes[:20]:
+            await episode.step(BONUS)
+        texts.append({(await episode.step(GET)).text for episode in episodes[:20]})
+        texts.append({(await episode.respond("airplane mode")).text.splitlines()[0] for episode in episodes[20:]})
     assert [len(each) for each in texts] == [1] * 6
     assert '"bonus":15.0' in texts[4].pop()
-    fresh = asyncio.run(environment.reset(tasks[0], Budget()).step(GET))
+    fresh = await environment.reset(tasks[0], Budget()).step(GET)
     assert '"bonus":0.0' in fresh.text
 
 

@@ -196,12 +196,6 @@ def test_what_is_missing_is_one_sentence_each(tmp_path: Path, monkeypatch: pytes
         ToolScaleEnvironment(config(*usual, f"env.options.rows={tmp_path / 'empty'}"))
 
 
-RELEASED = {
-    "bank": [("find_client_id_by_email", {}), ("get_client_details", {})],
-    "movie": [("get_movie_details", {})],
-}
-
-
 @pytest.mark.skipif(
     not (os.environ.get("TOOLSCALE_REPO") and os.environ.get("ORCHESTRA_DATA")),
     reason="no clone of the authors' repository (TOOLSCALE_REPO)",

@@ -13,14 +13,7 @@ from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.judge import JUDGE_SYSTEM, Judge
-from orchestra_jax.tools.experts.roles import (
-    NO_CODE,
-    NO_QUERY,
-    STOP,
-    UserSimulator,
-    expert_tool,
-    python_block,
-)
+from orchestra_jax.tools.experts.roles import NO_CODE, NO_QUERY, STOP, UserSimulator, expert_tool, python_block
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, Usage
 from tests.tools.openai_stub import PRICES

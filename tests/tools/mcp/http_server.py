@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections.abc import Iterator
 
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+
+from tests.processes.running import free_port
 
 
 def _server(ended: asyncio.Event) -> MCPServer:
@@ -43,9 +44,7 @@ class Http:
     """
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/mcp"
 
     def start(self) -> None:

@@ -70,7 +70,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[PythonSandbox]:
     python.close()
 
 
-def test_a_snippet_finds_nothing_of_earlier_ones_in_its_memory(sandbox: PythonSandbox):
+async def test_a_snippet_finds_nothing_of_earlier_ones_in_its_memory(sandbox: PythonSandbox):
     tokens = iter([secrets.token_hex(8) for _ in range(9)])
     earlier = [
         f"x = 'needle-{next(tokens)}'",
@@ -84,12 +84,9 @@ def test_a_snippet_finds_nothing_of_earlier_ones_in_its_memory(sandbox: PythonSa
     # The first letter in brackets: the pattern does not find itself.
     scan = SCAN.replace("$PREFIX", "[n]eedle-") + f"# needle-{mine}"
 
-    async def main() -> str:
-        for code in earlier * 2:
-            await sandbox.run(code)
-        return (await sandbox.run(scan)).text
-
-    assert asyncio.run(main()) == mine
+    for code in earlier * 2:
+        await sandbox.run(code)
+    assert (await sandbox.run(scan)).text == mine
 
 
 def test_a_snippet_finds_no_path_of_the_host_in_its_memory(sandbox: PythonSandbox):
@@ -100,21 +97,12 @@ def test_a_snippet_finds_no_path_of_the_host_in_its_memory(sandbox: PythonSandbo
     assert asyncio.run(sandbox.run(scan)).text == ""
 
 
-def test_a_snippet_finds_imported_what_it_names_and_nothing_else(sandbox: PythonSandbox):
+async def test_a_snippet_finds_imported_what_it_names_and_nothing_else(sandbox: PythonSandbox):
     shown = "import sys\n'numpy' in sys.modules, 'scipy' in sys.modules"
-
-    async def main() -> list[str]:
-        codes = [
-            shown,
-            f"import numpy\n{shown}",
-            shown,
-            f"import numpy\nimport scipy\n{shown}",
-            f"import numpy\n{shown}",
-        ]
-        return [(await sandbox.run(code)).text for code in codes]
-
+    imports = ["", "import numpy\n", "", "import numpy\nimport scipy\n", "import numpy\n"]
     none, numpy, both = "(False, False)", "(True, False)", "(True, True)"
-    assert asyncio.run(main()) == [none, numpy, none, both, numpy]
+    found = [(await sandbox.run(each + shown)).text for each in imports]
+    assert found == [none, numpy, none, both, numpy]
     assert len(sandbox.pids) == 3
 
 

@@ -1,7 +1,6 @@
 """The sandbox's HTTP server and the executor that asks it: what each does when the other writes what it likes."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -14,6 +13,7 @@ pytest.importorskip("aiohttp")
 from orchestra_jax.tools.python import server as sandbox_server
 from orchestra_jax.tools.python.sandbox import PythonSandbox
 from orchestra_jax.types import InfrastructureError, ToolResult
+from tests.processes.running import free_port
 from tests.tools.http_stub import hosting
 
 JSON, KEY = "Content-Type: application/json\r\n", "Authorization: Bearer secret\r\n"
@@ -124,9 +124,7 @@ async def test_remote_sandbox(monkeypatch):
 
 
 async def test_code_that_nobody_waits_for_any_more_is_ended():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--port", str(port), "--workers", "1", "--timeout", "600", "--isolation", "none"]
     command = [sys.executable, "-u", "-m", "orchestra_jax.tools.python.server", *options]
     server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,9 +1,8 @@
 """Logs of Inspect say what the rollouts were. inspect-ai is in the environment of the slow tests only."""
 
-import builtins
 import dataclasses
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,14 +13,7 @@ from tests.evaluation.results.test_pages import a_group
 
 
 def test_without_inspect_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("inspect_ai"):
-            raise ImportError(name)
-        return original(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
     with pytest.raises(ImportError, match=r"pip install 'orchestra-jax\[inspect\]'"):
         write_logs([], tmp_path, name="x", reward=RewardConfig())
 

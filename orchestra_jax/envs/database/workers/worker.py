@@ -29,11 +29,9 @@ class Adapter(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return {"tools": [...]} with specifications and kinds, and the "tables" if the host has not got them."""
-        ...
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make one call; `remote.RemoteWorld` writes the request and reads the answer."""
-        ...
 
 
 class Channel:
