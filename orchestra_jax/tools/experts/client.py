@@ -21,7 +21,14 @@ from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls,
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.experts.context import LEAST_ROOM, ChatMessage, TokenCounter, fit
-from orchestra_jax.tools.experts.endpoint import INTERRUPTED, connect, read_refusal, read_reply, thought_of
+from orchestra_jax.tools.experts.endpoint import (
+    INTERRUPTED,
+    connect,
+    counted_reply,
+    read_refusal,
+    read_reply,
+    thought_of,
+)
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.quoting import Neutraliser
 from orchestra_jax.types import InfrastructureError, Usage
@@ -263,7 +270,7 @@ class ExpertClient:
     def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any], content: bytes) -> dict[str, Any]:
         """Count the tokens of a request whose answer names none; reasoning is completion."""
         written = self.counter.count(thought_of(read_reply(content).message) + value["text"])
-        written = min(written, body[self.expert.max_tokens_field])
+        written = counted_reply(written, value["finish_reason"], body[self.expert.max_tokens_field])
         return {"prompt_tokens": self.counter.estimate(body["messages"]), "completion_tokens": written}
 
     def _completion(self, recorded: Recorded) -> Completion:
