@@ -80,7 +80,8 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
         parts.enter_context(guarded(folder, loop, cfg.rollout, cfg.checkpoint.grace_s))
         parts.enter_context(loop)
         parts.callback(money.close)
-        parts.callback(lambda: loop.run(environment.close()))
+        tools = parts.enter_context(ExitStack())
+        tools.callback(lambda: loop.run(environment.close()))
         try:
             with engine_of(subject, environment, folder, processes, loop, chat) as engine:
                 kind = ShownCaps if cfg.evaluation.turn_caps else ShownEvaluator
@@ -95,7 +96,6 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
                     "benchmarks": figures,
                     "judge": None if cfg.tools.judge == "match" else {"model": cfg.tools.judge, "prompt": JUDGE_PROMPT},
                     "baselines": loop.run(evaluator.baselines()),
-                    "spent": money.summary(),
                 }
         except (BudgetExceeded, ReplayMiss) as error:
             raise Halted(
@@ -109,6 +109,8 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
             ) from None
         except KeyboardInterrupt:  # there is no checkpoint to go on from
             raise Interrupted("Stopped at once; the same command goes on from what was finished.") from None
+        tools.close()  # calls whose callers had left are paid for all the same
+        found["spent"] = money.summary()
         if processes.first:
             _report(found, folder)
 
