@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from orchestra_jax.config.choices import ReplayMode
-from orchestra_jax.config.record import RunRecord, Start
+from orchestra_jax.config.record import RunRecord, Start, read
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.start import start_engine
@@ -72,8 +72,9 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
             money = RunBudget(cfg.budget, folder, processes)
             limits = widest(cfg.rollout.limits, cfg.evaluation.turn_caps)
             collector = make_collector(replace(cfg, rollout=replace(cfg.rollout, limits=limits)), environment, chat)
-            if sentence := evaluation_forecast(cfg, environment, subject):
-                print(sentence, flush=True)
+            for sentence in (evaluation_forecast(cfg, environment, subject), subject.asked_elsewhere(read(folder))):
+                if sentence:
+                    print(sentence, flush=True)
             record.begin(parents=subject.parents(), devices=device_names())
         money.share()
         loop = LoopThread()

@@ -1,10 +1,13 @@
 """The subject of an evaluation: a checkpoint, a run's exported policy, a model behind an endpoint, or a baseline."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from orchestra_jax.config import record
-from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.checks import flat
+from orchestra_jax.config.choices import EngineName, ReplayMode
 from orchestra_jax.config.from_run import run_of
 from orchestra_jax.config.missing_policy import missing_policy, no_policy
 from orchestra_jax.config.parents import parent
@@ -63,6 +66,25 @@ class Subject:
             return [{"setting": "policy", "path": self.url, "model": self.cfg.evaluation.endpoint.model}]
         made = [parent("model.path", hub.local(str(self.cfg.model.path), "model"))]
         return made + ([parent("adapters", self.adapters)] if self.adapters is not None else [])
+
+    def asked_elsewhere(self, before: Mapping[str, Any] | None) -> str | None:
+        """Return a sentence on recorded answers of the same model at another address, which may stand for the policy's.
+
+        Args:
+            before: record of the earlier evaluations in the folder, None where there is none.
+        """
+        replay, model = self.cfg.replay, self.cfg.evaluation.endpoint.model
+        if before is None or self.url is None or replay.mode is not ReplayMode.replay_or_record:
+            return None
+        first = dict(flat(before["config"]))
+        starts = [first | start.get("changed", {}) for start in before["starts"]]
+        asked = {str(start.get("policy")) for start in starts if start.get("evaluation.endpoint.model") == model}
+        if not (others := " and ".join(sorted(url for url in asked - {self.url} if url.startswith("http")))):
+            return None
+        return (
+            f"{replay.path} may hold answers that {model} gave at {others}: where a request is the same, they stand "
+            f"for those of {self.url}. With another name= that server is asked itself."
+        )
 
 
 def subject_of(cfg: RunConfig) -> Subject:

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.record import RunRecord
-from orchestra_jax.config.schema import ConfigError, EndpointConfig, EvaluationConfig, ModelConfig, RunConfig
+from orchestra_jax.config.choices import ReplayMode
+from orchestra_jax.config.record import RunRecord, read
+from orchestra_jax.config.schema import (
+    ConfigError,
+    EndpointConfig,
+    EvaluationConfig,
+    ModelConfig,
+    ReplayConfig,
+    RunConfig,
+)
 from orchestra_jax.training.subject import Subject, policy_model, subject_of
 
 
@@ -71,6 +79,26 @@ def test_an_endpoint_is_its_model_and_price_and_not_how_fast_it_is_asked():
     assert (
         len({identity(), identity(model="o3"), identity(output=3.0), identity(extra={"reasoning_effort": "low"})}) == 4
     )
+
+
+def test_recorded_answers_of_the_same_model_at_another_address_are_told(tmp_path: Path):
+    """The address is no part of a recorded request, so that a record serves where the server has moved."""
+
+    def begin(url: str, model: str = "gpt-5", mode: str = "replay_or_record") -> str | None:
+        found = named(url, model=model, input=1.0, output=2.0)
+        found = replace(found, cfg=replace(found.cfg, replay=ReplayConfig(ReplayMode[mode], "calls.db")))
+        told = found.asked_elsewhere(read(tmp_path))
+        with RunRecord(tmp_path, found.cfg, "evaluate") as record:
+            record.begin()
+        return told
+
+    assert begin("http://127.0.0.1:9/v1") is None
+    assert begin("http://127.0.0.1:9/v1") is None
+    assert begin("http://127.0.0.1:8/v1", model="o3") is None
+    assert begin("http://127.0.0.1:8/v1", mode="off") is None
+    told = begin("http://127.0.0.1:7/v1")
+    assert "calls.db may hold answers that gpt-5 gave at http://127.0.0.1:8/v1 and http://127.0.0.1:9/v1:" in told
+    assert "for those of http://127.0.0.1:7/v1. With another name=" in told
 
 
 @pytest.mark.parametrize(
