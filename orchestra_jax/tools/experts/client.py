@@ -255,6 +255,9 @@ class ExpertClient:
         try:
             value, tokens = self._answer(content)
         except Unreadable as problem:
+            kind = response.http_response.headers.get("content-type", "")
+            if kind.startswith("text/html") and content.lstrip().startswith(b"<"):
+                return Refused(f"{server} answered with a web page; correct base_url.")
             return Lost(f"The answer of {server} cannot be read: {problem}.")
         billed = self._counted(body, value, content) if tokens is None else tokens
         row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **billed)

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from orchestra_jax.money import records
-from orchestra_jax.money.budgets import Budget, Limits
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import Lost, PaidCalls
 from orchestra_jax.money.replay import Recorded, Replay
@@ -115,6 +115,31 @@ async def test_an_answer_that_cannot_be_read_is_charged_at_its_worst_and_not_kep
     rows = (await again.chat(QUESTION, budget=budget)).usage
     assert [row.estimated for row in rows] == [True, False]
     replay.close()
+
+
+async def test_a_web_page_is_the_answer_of_no_model_and_costs_nothing(stub, make):
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="<!doctype html><html>Welcome</html>", content_type="text/html")
+
+    stub.faults.append(Before(page))
+    budget = Budget(Limits(usd=1.0))
+    with pytest.raises(InfrastructureError, match=r"answered with a web page; correct base_url\.$"):
+        await make(retries=4).chat(QUESTION, budget=budget)
+    assert (len(stub.bodies), budget.spent.calls, budget.reserved.calls) == (1, 0, 0)
+
+
+async def test_a_budget_that_unreadable_answers_have_used_up_says_so(stub, make):
+    stub.faults += [UNREADABLE["no JSON"]] * 9
+    client, budget = make(retries=9), Budget(Limits(usd=0.0005))
+    worst = PRICES.cost("small", prompt_tokens=64 + 8 + len("[a] How far?"), completion_tokens=50)
+    with pytest.raises(BudgetExceeded) as caught:
+        await client.chat(QUESTION, budget=budget)
+    assert (budget.spent.calls, caught.value.scope) == (len(stub.bills), "run") == (3, "run")
+    told = (
+        f"go on. 3 requests without a usable answer were charged at their worst case, ${3 * worst:.6g}; the last: The "
+    )
+    assert told in str(caught.value)
+    assert str(caught.value).endswith(" cannot be read: it is not JSON: Expecting value: line 1 column 1 (char 0).")
 
 
 @pytest.mark.parametrize("word", ["abort", "error", "insufficient_system_resource"])
