@@ -47,7 +47,13 @@ class Subject:
         return self.url is None and self.baseline is None
 
     def identity(self) -> str:
-        """Return a text that differs for every other policy, also for an earlier one in the same place."""
+        """Return a text that differs for every other policy, also for an earlier one in the same place.
+
+        It differs too where experts are asked in another way: with other settings they answer something else.
+        """
+        return f"{self._policy()}{self._experts() or ''}"
+
+    def _policy(self) -> str:
         if self.baseline is not None:
             return self.name
         if self.url is not None:
@@ -57,6 +63,18 @@ class Subject:
         folders = [hub.local(str(self.cfg.model.path), "model"), *([self.adapters] if self.adapters else [])]
         files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
         return repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+
+    def _experts(self) -> dict[str, object]:
+        """Return the settings of experts that are given and that decide what they answer."""
+        tools = self.cfg.tools.opened
+        limits = {"max_tokens": tools.server.max_tokens, "context_tokens": tools.server.context_tokens}
+        given: dict[str, object] = {key: value for key, value in limits.items() if value is not None}
+        if tools.experts_file:
+            from orchestra_jax.tools.experts.expert import read_experts
+
+            for one in read_experts(tools.experts_file):
+                given[one.name] = one.model, one.temperature, one.max_tokens, one.context_tokens, dict(one.extra)
+        return given
 
     def parents(self) -> list[dict[str, object]]:
         """Return what the policy is made from, for the record of the evaluation."""
