@@ -199,8 +199,8 @@ class Evaluator:
         part = f".p{self.processes.index}" if self.processes.index else ""  # 0.7 alone is a temperature
         name = re.sub(r"[^\w.-]+", "-", f"{work.name}.t{work.temperature:g}{part}.jsonl")
         model = None if isinstance(work.engine, Baseline) else work.model
-        sampling = f"{work.identity} {work.temperature} {self.cfg.evaluation.seed} {limits}"
-        policy = sampling if work.identity else work.identity
+        judge = "" if self.cfg.tools.judge == "match" else f" {self.cfg.tools.judge}"  # it decides what is solved
+        policy = work.identity and f"{work.identity} {work.temperature} {self.cfg.evaluation.seed} {limits}{judge}"
         assert self.directory is not None
         return TrajectoryFile(self.directory / work.folder / name, policy, work.tasks, work.samples, model)
 

@@ -249,12 +249,16 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 async def _read(response: "aiohttp.ClientResponse") -> bytes | None:
-    """Return the whole content, or None if it is longer than an answer may be."""
+    """Return the whole content, or None if it is longer than an answer may be. That of a failure may break off."""
     content = bytearray()
-    async for part in response.content.iter_any():
-        content += part
-        if len(content) > MOST_BYTES:
-            return None
+    try:
+        async for part in response.content.iter_any():
+            content += part
+            if len(content) > MOST_BYTES:
+                return None
+    except require_aiohttp().ClientPayloadError:
+        if response.status < 500:
+            raise
     return bytes(content)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from orchestra_jax.io.stopwatch import queued
-from orchestra_jax.money.budgets import Budget, BudgetExceeded
+from orchestra_jax.money.budgets import Amount, Budget, BudgetExceeded
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.replay import CLOSE_S, Replay
 from orchestra_jax.money.reservations import Reservation, acquire
@@ -104,6 +104,8 @@ class PaidCalls:
         # After a bill above its worst case: the factor on all worst cases, and calls one by one until a bill fits.
         self._excess, self._doubted, self._alone = 1.0, False, asyncio.Lock()
         self._told = False  # that a bill had more output tokens than were asked for
+        # Requests charged at their worst, and what was wrong with the last answer.
+        self._lost, self._reason = Amount(), ""
 
     async def call(
         self, kind: str, request: Mapping[str, Any], worst: Usage, send: Send, *, budget: Budget
@@ -155,6 +157,12 @@ class PaidCalls:
             return await self._answered(kind, request, worst, send, budget, charged)
         except (InfrastructureError, BudgetExceeded) as error:
             error.usage = tuple(charged)
+            if isinstance(error, BudgetExceeded) and self._lost.calls:
+                lost = self._lost.rounded()
+                told = (
+                    f"{lost.calls} requests without a usable answer were charged at their worst case, ${lost.usd:.6g}"
+                )
+                error.args = (f"{error} {told}; the last: {self._reason}", error.scope)
             raise
 
     async def _answered(
@@ -253,6 +261,8 @@ class PaidCalls:
                 if not row.estimated:  # a row of our own says nothing about the provider
                     self._compare(row, worst, excess)
             held.close()
+        if isinstance(outcome, Lost) and row is not None and row.estimated:
+            self._lost, self._reason = self._lost + Amount.of(row), outcome.reason
         return outcome, row
 
     def _compare(self, row: Usage, worst: Usage, excess: float) -> None:

@@ -21,7 +21,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.messages import WholeReply
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient, PromptTooLong
-from orchestra_jax.tools.experts.endpoint import THOUGHTS, read_reply
+from orchestra_jax.tools.experts.endpoint import THOUGHTS, counted_reply, read_reply
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import InfrastructureError, ToolSpec, Usage
@@ -133,7 +133,8 @@ class EndpointPolicy(ExpertClient):
         count = self.counter.count
         prompt = count(json.dumps([body["messages"], body.get("tools")], ensure_ascii=False))
         written = count("".join([value["text"], value["thought"], *(part for call in value["calls"] for part in call)]))
-        return {"prompt_tokens": prompt, "completion_tokens": min(written, body[self.expert.max_tokens_field])}
+        written = counted_reply(written, value["finish_reason"], body[self.expert.max_tokens_field])
+        return {"prompt_tokens": prompt, "completion_tokens": written}
 
 
 def endpoint_pricing(cfg: WorldConfig) -> PricingConfig:

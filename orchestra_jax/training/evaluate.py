@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from orchestra_jax.config.choices import ReplayMode
-from orchestra_jax.config.record import RunRecord, Start
+from orchestra_jax.config.record import RunRecord, Start, read
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.start import start_engine
@@ -72,15 +72,17 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
             money = RunBudget(cfg.budget, folder, processes)
             limits = widest(cfg.rollout.limits, cfg.evaluation.turn_caps)
             collector = make_collector(replace(cfg, rollout=replace(cfg.rollout, limits=limits)), environment, chat)
-            if sentence := evaluation_forecast(cfg, environment, subject):
-                print(sentence, flush=True)
+            for sentence in (evaluation_forecast(cfg, environment, subject), subject.asked_elsewhere(read(folder))):
+                if sentence:
+                    print(sentence, flush=True)
             record.begin(parents=subject.parents(), devices=device_names())
         money.share()
         loop = LoopThread()
         parts.enter_context(guarded(folder, loop, cfg.rollout, cfg.checkpoint.grace_s))
         parts.enter_context(loop)
         parts.callback(money.close)
-        parts.callback(lambda: loop.run(environment.close()))
+        tools = parts.enter_context(ExitStack())
+        tools.callback(lambda: loop.run(environment.close()))
         try:
             with engine_of(subject, environment, folder, processes, loop, chat) as engine:
                 kind = ShownCaps if cfg.evaluation.turn_caps else ShownEvaluator
@@ -95,7 +97,6 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
                     "benchmarks": figures,
                     "judge": None if cfg.tools.judge == "match" else {"model": cfg.tools.judge, "prompt": JUDGE_PROMPT},
                     "baselines": loop.run(evaluator.baselines()),
-                    "spent": money.summary(),
                 }
         except (BudgetExceeded, ReplayMiss) as error:
             raise Halted(
@@ -109,6 +110,8 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
             ) from None
         except KeyboardInterrupt:  # there is no checkpoint to go on from
             raise Interrupted("Stopped at once; the same command goes on from what was finished.") from None
+        tools.close()  # calls whose callers had left are paid for all the same
+        found["spent"] = money.summary()
         if processes.first:
             _report(found, folder)
 

@@ -75,9 +75,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
     Raises:
         SystemExit: see `exit_status`.
     """
-    # Rollouts make many small objects and few cycles: Python's default looks for cycles so often that it takes a tenth
-    # of a quickstart step.
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(20_000, 20, 20)  # rollouts make few cycles, and to look for them took a tenth of a step
     directory = Path(cfg.output_dir)
     with (
         exit_status(),
@@ -100,8 +98,9 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
         loop = LoopThread()
         parts.enter_context(guarded(directory, loop, cfg.rollout, cfg.checkpoint.grace_s))
         parts.enter_context(loop)
-        parts.callback(money.close)  # after the environment: then no request is under way, and the bill is known
-        parts.callback(lambda: loop.run(environment.close()))
+        parts.callback(money.close)
+        tools = parts.enter_context(ExitStack())
+        tools.callback(lambda: loop.run(environment.close()))
         trainer = Trainer(cfg, environment, chat, money, loop, processes)
         if cfg.profile.steps:
             from orchestra_jax.training.profiling import trace_steps
@@ -128,6 +127,8 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
             if cfg.checkpoint.export:
                 trainer.export(chat.tokenizer)
             found = summary(trainer)
+        tools.close()
+        found["spent"] = money.summary()  # now no request is under way, and the bill is known
         if processes.first:
             report(found, directory)
 

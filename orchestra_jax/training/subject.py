@@ -1,10 +1,13 @@
 """The subject of an evaluation: a checkpoint, a run's exported policy, a model behind an endpoint, or a baseline."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from orchestra_jax.config import record
-from orchestra_jax.config.choices import EngineName
+from orchestra_jax.config.checks import flat
+from orchestra_jax.config.choices import EngineName, ReplayMode
 from orchestra_jax.config.from_run import run_of
 from orchestra_jax.config.missing_policy import missing_policy, no_policy
 from orchestra_jax.config.parents import parent
@@ -44,7 +47,13 @@ class Subject:
         return self.url is None and self.baseline is None
 
     def identity(self) -> str:
-        """Return a text that differs for every other policy, also for an earlier one in the same place."""
+        """Return a text that differs for every other policy, also for an earlier one in the same place.
+
+        It differs too where experts are asked in another way: with other settings they answer something else.
+        """
+        return f"{self._policy()}{self._experts() or ''}"
+
+    def _policy(self) -> str:
         if self.baseline is not None:
             return self.name
         if self.url is not None:
@@ -55,6 +64,18 @@ class Subject:
         files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
         return repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
 
+    def _experts(self) -> dict[str, object]:
+        """Return the settings of experts that are given and that decide what they answer."""
+        tools = self.cfg.tools.opened
+        limits = {"max_tokens": tools.server.max_tokens, "context_tokens": tools.server.context_tokens}
+        given: dict[str, object] = {key: value for key, value in limits.items() if value is not None}
+        if tools.experts_file:
+            from orchestra_jax.tools.experts.expert import read_experts
+
+            for one in read_experts(tools.experts_file):
+                given[one.name] = one.model, one.temperature, one.max_tokens, one.context_tokens, dict(one.extra)
+        return given
+
     def parents(self) -> list[dict[str, object]]:
         """Return what the policy is made from, for the record of the evaluation."""
         if self.baseline is not None:
@@ -63,6 +84,25 @@ class Subject:
             return [{"setting": "policy", "path": self.url, "model": self.cfg.evaluation.endpoint.model}]
         made = [parent("model.path", hub.local(str(self.cfg.model.path), "model"))]
         return made + ([parent("adapters", self.adapters)] if self.adapters is not None else [])
+
+    def asked_elsewhere(self, before: Mapping[str, Any] | None) -> str | None:
+        """Return a sentence on recorded answers of the same model at another address, which may stand for the policy's.
+
+        Args:
+            before: record of the earlier evaluations in the folder, None where there is none.
+        """
+        replay, model = self.cfg.replay, self.cfg.evaluation.endpoint.model
+        if before is None or self.url is None or replay.mode is not ReplayMode.replay_or_record:
+            return None
+        first = dict(flat(before["config"]))
+        starts = [first | start.get("changed", {}) for start in before["starts"]]
+        asked = {str(start.get("policy")) for start in starts if start.get("evaluation.endpoint.model") == model}
+        if not (others := " and ".join(sorted(url for url in asked - {self.url} if url.startswith("http")))):
+            return None
+        return (
+            f"{replay.path} may hold answers that {model} gave at {others}: where a request is the same, they stand "
+            f"for those of {self.url}. With another name= that server is asked itself."
+        )
 
 
 def subject_of(cfg: RunConfig) -> Subject:

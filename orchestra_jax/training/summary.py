@@ -16,7 +16,7 @@ FILE_NAME = "summary.json"
 
 
 def summary(trainer: Trainer) -> dict[str, Any]:
-    """Return the summary, as `evaluation.terminal` describes it, of a run whose last step is done."""
+    """Return the summary, as `evaluation.terminal` has it and without `spent`, of a run whose last step is done."""
     cfg, notes, seconds = trainer.cfg, trainer.state.notes, trainer.seconds()
 
     def by_phase(benchmark: str) -> dict[str, Any]:
@@ -35,7 +35,6 @@ def summary(trainer: Trainer) -> dict[str, Any]:
         "baselines": trainer.loop.run(trainer.evaluator.baselines()),
         **by_phase(HELD_OUT),
         **({"benchmarks": {name: by_phase(name) for name in others}} if others else {}),
-        "spent": trainer.money.summary(),
     }
 
 

@@ -286,6 +286,18 @@ def test_an_evaluation_leaves_its_trajectories_and_goes_on_from_them(world, coll
     assert asked(None) == undisturbed
 
 
+def test_what_another_judge_decided_is_decided_anew(collector, parrot, tmp_path):
+    def asked(judge: str) -> int:
+        parrot.asked = []
+        evaluator = make(collector, parrot, tmp_path, swap=False)
+        evaluator.cfg = replace(evaluator.cfg, tools=replace(evaluator.cfg.tools, judge=judge))
+        asyncio.run(evaluator.evaluate("now", "these weights"))
+        return len(parrot.asked)
+
+    found = [asked(judge) for judge in ("match", "match", "gpt-5", "gpt-5", "gpt-5-mini")]
+    assert found == [24, 0, 24, 0, 24]
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -1,6 +1,7 @@
 """Functions as tools: their schema, their errors, their rows; and calls in the executor."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -158,6 +159,10 @@ def test_rewards_count_by_the_instances_list_and_what_was_not_billed_stays_free(
 
     million = Usage("model", completion_tokens=1_000_000)
     assert rewarded(paid.priced(million)).cost_usd == rewarded(million).cost_usd == 8.0
+    # A worst case that was raised after a bill above it is not the price of its tokens: the budget counts it as it is.
+    raised = replace(million, cost_usd=2.5, estimated=True, price_list="paid")
+    assert call_rows(ToolSpec("t", "d", {}), (raised,), 1.0, shown=paid, paid=paid) == (raised,)
+    assert rewarded(raised).cost_usd == 8.0
     assert rewarded(paid.priced(Usage("web"))) == Usage("web", cost_usd=0.4, price_list="shown")
     assert rewarded(Usage("web", price_list="paid")) == Usage("web", price_list="shown")
     assert rewarded(Usage("other", cost_usd=3.0)) == Usage("other", cost_usd=3.0, price_list="shown")

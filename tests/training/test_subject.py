@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.record import RunRecord
-from orchestra_jax.config.schema import ConfigError, EndpointConfig, EvaluationConfig, ModelConfig, RunConfig
+from orchestra_jax.config.choices import ReplayMode
+from orchestra_jax.config.record import RunRecord, read
+from orchestra_jax.config.schema import (
+    ConfigError,
+    EndpointConfig,
+    EvaluationConfig,
+    ModelConfig,
+    ReplayConfig,
+    RunConfig,
+)
+from orchestra_jax.config.tools import ExpertServer, ToolsConfig
 from orchestra_jax.training.subject import Subject, policy_model, subject_of
 
 
@@ -71,6 +80,41 @@ def test_an_endpoint_is_its_model_and_price_and_not_how_fast_it_is_asked():
     assert (
         len({identity(), identity(model="o3"), identity(output=3.0), identity(extra={"reasoning_effort": "low"})}) == 4
     )
+
+
+def test_a_policy_whose_experts_are_asked_in_another_way_is_another_one(tmp_path: Path):
+    file = tmp_path / "experts.yaml"
+
+    def identity(fields: dict | None = None, **server) -> str:
+        file.write_text(json.dumps({"experts": {"gpt-5": {"base_url": "http://127.0.0.1:9/v1"} | (fields or {})}}))
+        tools = ToolsConfig(experts_file=None if fields is None else str(file), server=ExpertServer(**server))
+        return replace(named("baseline:expert/gpt-5"), cfg=replace(RunConfig(), tools=tools)).identity()
+
+    assert identity() == identity(url="http://127.0.0.1:9/v1", timeout_s=9.0, retries=1) == "baseline:expert/gpt-5"
+    moved = {"base_url": "http://127.0.0.1:8/v1", "timeout_s": 9.0, "concurrency": 3}
+    assert identity({}) == identity(moved)
+    others = [{}, {"max_tokens": 99}, {"temperature": 0.5}, {"extra": {"reasoning_effort": "low"}}]
+    assert len({identity(), identity(max_tokens=9), identity(context_tokens=999), *map(identity, others)}) == 7
+
+
+def test_recorded_answers_of_the_same_model_at_another_address_are_told(tmp_path: Path):
+    """The address is no part of a recorded request, so that a record serves where the server has moved."""
+
+    def begin(url: str, model: str = "gpt-5", mode: str = "replay_or_record") -> str | None:
+        found = named(url, model=model, input=1.0, output=2.0)
+        found = replace(found, cfg=replace(found.cfg, replay=ReplayConfig(ReplayMode[mode], "calls.db")))
+        told = found.asked_elsewhere(read(tmp_path))
+        with RunRecord(tmp_path, found.cfg, "evaluate") as record:
+            record.begin()
+        return told
+
+    assert begin("http://127.0.0.1:9/v1") is None
+    assert begin("http://127.0.0.1:9/v1") is None
+    assert begin("http://127.0.0.1:8/v1", model="o3") is None
+    assert begin("http://127.0.0.1:8/v1", mode="off") is None
+    told = begin("http://127.0.0.1:7/v1")
+    assert "calls.db may hold answers that gpt-5 gave at http://127.0.0.1:8/v1 and http://127.0.0.1:9/v1:" in told
+    assert "for those of http://127.0.0.1:7/v1. With another name=" in told
 
 
 @pytest.mark.parametrize(

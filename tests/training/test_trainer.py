@@ -21,16 +21,21 @@ import pytest
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import ConfigError, RewardConfig, RunConfig
+from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.evaluation.decoding import read_groups
+from orchestra_jax.money.reservations import acquire
+from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.setup import kl_scale, reward_groups
-from orchestra_jax.training import rewards
+from orchestra_jax.training import evaluate as evaluating
+from orchestra_jax.training import main, rewards
 from orchestra_jax.training.checkpoint_names import newest_checkpoint
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.loggers.pages import pages_of
 from orchestra_jax.training.main import run
+from orchestra_jax.types import Usage
 from tests.models.trees import assert_same
 from tests.rl.test_advantages import brute_force_advantages
 from tests.rl.test_rewards import brute_force_reward
@@ -349,6 +354,31 @@ def test_a_run_without_evaluation_ends_well(tmp_path: Path, capsys: pytest.Captu
     run(config(tmp_path, *MICRO, "steps=1", "warm_start.steps=1", "evaluation.questions=0"))
     assert (tmp_path / "summary.json").is_file()
     assert "evaluation.questions=0" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", [main, evaluating])
+def test_what_is_paid_while_a_run_closes_is_in_its_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command):
+    """A request whose caller has left goes on, and the environment's end waits for it."""
+    budgets = list[RunBudget]()
+
+    def kept(*given) -> RunBudget:
+        budgets.append(RunBudget(*given))
+        return budgets[-1]
+
+    async def close(environment: QuickstartEnvironment) -> None:
+        late = await acquire(budgets[0].run, Usage("gpt-5", cost_usd=1.0))
+        late.settle(Usage("gpt-5", cost_usd=0.25))
+
+    monkeypatch.setattr(command, "RunBudget", kept)
+    monkeypatch.setattr(QuickstartEnvironment, "close", close)
+    if command is main:
+        run(config(tmp_path, *MICRO, "steps=0", "warm_start.steps=0", "evaluation.questions=0"))
+    else:
+        evaluate(
+            config(tmp_path, "policy=baseline:do_nothing", "evaluation.questions=1", "evaluation.swap_questions=0")
+        )
+    folder = tmp_path if command is main else tmp_path / "evaluation"
+    assert summary(folder)["spent"]["by_name"]["gpt-5"]["usd"] == 0.25
 
 
 def test_another_config_in_the_same_folder_is_refused(reference: Path, capsys: pytest.CaptureFixture[str]):

@@ -21,7 +21,14 @@ from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls,
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.experts.context import LEAST_ROOM, ChatMessage, TokenCounter, fit
-from orchestra_jax.tools.experts.endpoint import INTERRUPTED, connect, read_refusal, read_reply, thought_of
+from orchestra_jax.tools.experts.endpoint import (
+    INTERRUPTED,
+    connect,
+    counted_reply,
+    read_refusal,
+    read_reply,
+    thought_of,
+)
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.experts.quoting import Neutraliser
 from orchestra_jax.types import InfrastructureError, Usage
@@ -248,6 +255,9 @@ class ExpertClient:
         try:
             value, tokens = self._answer(content)
         except Unreadable as problem:
+            kind = response.http_response.headers.get("content-type", "")
+            if kind.startswith("text/html") and content.lstrip().startswith(b"<"):
+                return Refused(f"{server} answered with a web page; correct base_url.")
             return Lost(f"The answer of {server} cannot be read: {problem}.")
         billed = self._counted(body, value, content) if tokens is None else tokens
         row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **billed)
@@ -263,7 +273,7 @@ class ExpertClient:
     def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any], content: bytes) -> dict[str, Any]:
         """Count the tokens of a request whose answer names none; reasoning is completion."""
         written = self.counter.count(thought_of(read_reply(content).message) + value["text"])
-        written = min(written, body[self.expert.max_tokens_field])
+        written = counted_reply(written, value["finish_reason"], body[self.expert.max_tokens_field])
         return {"prompt_tokens": self.counter.estimate(body["messages"]), "completion_tokens": written}
 
     def _completion(self, recorded: Recorded) -> Completion:

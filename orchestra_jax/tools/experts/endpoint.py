@@ -53,7 +53,7 @@ def read_reply(content: bytes) -> ChatAnswer:
     except (LookupError, TypeError, AttributeError):
         raise Unreadable("it is no chat completion") from None
     tokens = read_usage(answer.get("usage"))
-    if tokens and not tokens["completion_tokens"] and (text or message.get("tool_calls")):
+    if tokens and not tokens["completion_tokens"] and (text or thought_of(message) or message.get("tool_calls")):
         tokens = None  # it wrote something
     return ChatAnswer(text, finish if isinstance(finish, str) else "unknown", tokens, message)
 
@@ -73,7 +73,7 @@ def thought_of(message: Mapping[str, Any]) -> str:
 def read_usage(usage: Any) -> dict[str, Any] | None:
     """Return the tokens of a response by the fields of `Usage`; None if they make no sense, as no prompt is empty.
 
-    Reasoning is completion: where a server leaves it out of `completion_tokens`, the total tells.
+    Reasoning is completion: where a server leaves it out of `completion_tokens`, the total tells, or that it is more.
     """
     try:
         prompt, completion = (count_of(usage[key], MOST_TOKENS) for key in ("prompt_tokens", "completion_tokens"))
@@ -83,11 +83,24 @@ def read_usage(usage: Any) -> dict[str, Any] | None:
         return None
     if not prompt:
         return None
+    try:
+        thought = count_of((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"), MOST_TOKENS)
+    except (AttributeError, Unreadable):
+        thought = 0
+    written = completion + thought if thought > completion else completion
     return {
         "prompt_tokens": prompt,
         "cached_tokens": min(cached, prompt),
-        "completion_tokens": max(completion, total - prompt),
+        "completion_tokens": max(written, total - prompt),
     }
+
+
+def counted_reply(written: int, finish_reason: str, most: int) -> int:
+    """Return the completion tokens of a reply whose usage is unknown, from our own count of what can be read of it.
+
+    One that ended at its limit has used it up: what cannot be read of it are thoughts.
+    """
+    return most if finish_reason == "length" else min(written, most)
 
 
 def read_refusal(error: "openai.APIStatusError") -> tuple[str, str]:
@@ -115,15 +128,22 @@ def connect(library: ModuleType, url: str, key: str, timeout_s: float) -> "opena
 
 
 async def _read(response: Any) -> Any:
-    """Return the response with its whole content; raise Unreadable: that is too much."""
-    content, most = bytearray(), _REASON_BYTES if response.is_error else MOST_BYTES
+    """Return the response with its content; raise Unreadable: that is too much.
+
+    A refusal is one by its status, and its text may break off, have no end or be no text.
+    """
+    content, refused = bytearray(), not response.is_success
+    most = _REASON_BYTES if refused else MOST_BYTES
     try:
         async for part in response.aiter_bytes():
             content += part
             if len(content) > most:
-                if not response.is_error:
+                if not refused:
                     raise Unreadable(f"it has more than {most} bytes")
                 break
+    except Exception:
+        if not refused:
+            raise
     finally:
         await response.aclose()
     encoded = ("content-encoding", "content-length", "transfer-encoding")

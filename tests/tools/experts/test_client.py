@@ -70,6 +70,18 @@ async def test_fields_for_reasoning_models(stub, make):
     [
         ({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}, (10, 0, 5)),
         ({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 35}, (10, 0, 25)),  # reasoning left out
+        (
+            {"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 20}},
+            (10, 0, 25),
+        ),
+        (
+            {"prompt_tokens": 10, "completion_tokens": 25, "completion_tokens_details": {"reasoning_tokens": 20}},
+            (10, 0, 25),
+        ),
+        (
+            {"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": "x"}},
+            (10, 0, 5),
+        ),
         ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}, (10, 4, 5)),
         ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 40}}, (10, 10, 5)),
         ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": None}, (10, 0, 5)),

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from orchestra_jax.money import records
-from orchestra_jax.money.budgets import Budget, Limits
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import Lost, PaidCalls
 from orchestra_jax.money.replay import Recorded, Replay
@@ -117,6 +117,31 @@ async def test_an_answer_that_cannot_be_read_is_charged_at_its_worst_and_not_kep
     replay.close()
 
 
+async def test_a_web_page_is_the_answer_of_no_model_and_costs_nothing(stub, make):
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="<!doctype html><html>Welcome</html>", content_type="text/html")
+
+    stub.faults.append(Before(page))
+    budget = Budget(Limits(usd=1.0))
+    with pytest.raises(InfrastructureError, match=r"answered with a web page; correct base_url\.$"):
+        await make(retries=4).chat(QUESTION, budget=budget)
+    assert (len(stub.bodies), budget.spent.calls, budget.reserved.calls) == (1, 0, 0)
+
+
+async def test_a_budget_that_unreadable_answers_have_used_up_says_so(stub, make):
+    stub.faults += [UNREADABLE["no JSON"]] * 9
+    client, budget = make(retries=9), Budget(Limits(usd=0.0005))
+    worst = PRICES.cost("small", prompt_tokens=64 + 8 + len("[a] How far?"), completion_tokens=50)
+    with pytest.raises(BudgetExceeded) as caught:
+        await client.chat(QUESTION, budget=budget)
+    assert (budget.spent.calls, caught.value.scope) == (len(stub.bills), "run") == (3, "run")
+    told = (
+        f"go on. 3 requests without a usable answer were charged at their worst case, ${3 * worst:.6g}; the last: The "
+    )
+    assert told in str(caught.value)
+    assert str(caught.value).endswith(" cannot be read: it is not JSON: Expecting value: line 1 column 1 (char 0).")
+
+
 @pytest.mark.parametrize("word", ["abort", "error", "insufficient_system_resource"])
 async def test_an_answer_that_the_server_aborted_is_billed_asked_for_again_and_not_kept(stub, make, tmp_path, word):
     replay = Replay(tmp_path / "calls.db", "replay_or_record")
@@ -161,6 +186,26 @@ async def test_an_answer_is_not_free_because_its_usage_says_so(stub, make, given
     assert min(row.prompt_tokens, row.completion_tokens, row.cost_usd) > 0
 
 
+async def test_thoughts_are_not_free_because_the_usage_says_so(stub, make):
+    def thinks(answer):
+        answer["choices"][0]["message"].update(content=None, reasoning_content="y" * 30)
+        answer["usage"] = {"prompt_tokens": 12, "completion_tokens": 0}
+
+    stub.faults.append(changed(thinks))
+    (row,) = (await ask(make(), Budget())).usage
+    assert (row.estimated, row.completion_tokens) == (True, 10)
+
+
+async def test_an_answer_that_hidden_thoughts_have_used_up_is_charged_with_all_its_tokens(stub, make):
+    def silent(answer):
+        answer.pop("usage")
+        answer["choices"][0].update(message={"content": ""}, finish_reason="length")
+
+    stub.faults.append(changed(silent))
+    (row,) = (await ask(make(), Budget())).usage
+    assert (row.estimated, row.completion_tokens) == (True, 50)
+
+
 async def test_an_answer_without_an_end_is_lost(stub, make, monkeypatch):
     monkeypatch.setattr(endpoint, "MOST_BYTES", 10_000)
     stub.faults.extend([raw(lambda sound: b" " * 20_000 + sound.encode()), Before(_long_refusal)])
@@ -201,6 +246,24 @@ async def test_refusals_beyond_all_sense_are_one_sentence(stub, make, fault):
 
 async def _body(body: bytes) -> web.Response:
     return web.Response(status=400, body=body, content_type="application/json")
+
+
+@pytest.mark.parametrize(
+    ("code", "headers"), [(503, {}), (429, {"Retry-After": "0"}), (404, {}), (500, {"Content-Encoding": "gzip"})]
+)
+async def test_a_refusal_whose_text_breaks_off_costs_nothing(stub, make, code, headers):
+    async def broken(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(status=code, headers={"Content-Length": "5000", **headers})
+        await answer.prepare(request)
+        await answer.write(b'{"error": {"mess')
+        request.transport.close()
+        return answer
+
+    stub.faults.append(Before(broken))
+    budget = Budget(Limits(usd=1.0))
+    with pytest.raises(InfrastructureError, match=rf"answered with status {code}: "):
+        await make().chat(QUESTION, budget=budget)
+    assert (budget.spent.calls, budget.reserved.calls) == (0, 0)
 
 
 async def test_half_a_pair_in_a_question_is_sent_as_a_mark(stub, make):

@@ -59,6 +59,23 @@ async def test_a_cut_emoji_in_a_page_is_a_mark(tavily, tmp_path):
     replay.close()
 
 
+async def test_a_failure_whose_text_breaks_off_costs_nothing(tavily):
+    async def broken(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(status=502, headers={"Content-Length": "5000"})
+        await answer.prepare(request)
+        await answer.write(b"<html>Bad")
+        request.transport.close()
+        return answer
+
+    budget = Budget(Limits(usd=1.0))
+    async with serving(broken) as url:
+        tool = tavily(url)
+        with pytest.raises(InfrastructureError, match="answered with status 502"):
+            await tool.search(QUERY, budget)
+        await tool.close()
+    assert (budget.spent.calls, budget.reserved.calls) == (0, 0)
+
+
 UNREADABLE = [DEEP, b'{"results": 1e999}', b'{"results": [1' + b"0" * 400 + b"]}", b"NaN", b'"text"', b"[]",
               b'{"results": "abc"}', b'{"results": [[]]}', result(content=["a", "list"]), result(title={"a": 1}),
               result(url=7), b'{"results": [{"raw_content": [1]}]}', b'{"error": 7}', b'{"error": {"code": []}}',
