@@ -15,7 +15,7 @@ from orchestra_jax.models.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.models.sizes import num_params
 from orchestra_jax.planning.glance import show_glance
 from orchestra_jax.planning.layout import layout_of
-from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
+from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices
 from orchestra_jax.planning.rollouts import forks
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
@@ -148,7 +148,8 @@ def show(plan: Plan, console: Console) -> None:
     if plan.fits:
         fraction = plan.usable / gpu.memory
         console.print(
-            f"[bold green]It fits[/]: {room}. Set XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f} (default 0.75)."
+            f"[bold green]It fits[/]: {room}. Set XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f} (default 0.75), unless "
+            "servers use these GPUs in turns: JAX then takes what it needs, and gives it back."
         )
     else:
         console.print(f"[bold red]It does not fit[/]: {room}. What would change that, with the peak it would give:")
@@ -210,6 +211,13 @@ def advice(plan: Plan) -> list[str]:
     return [text for _, text in sorted((line(*item) for item in found), key=lambda ranked: ranked[0])]
 
 
+def smallest_gpu(plan: Plan) -> str | None:
+    """Return the known GPU with the least memory that the plan's peak fits into, or None."""
+    fraction = plan.usable / plan.gpu.memory
+    fitting = [name for name, gpu in GPUS.items() if plan.peak <= gpu.memory * fraction]
+    return min(fitting, key=lambda name: GPUS[name].memory, default=None)
+
+
 def _memory(plan: Plan) -> Table:
     table = Table("", "GiB", title="Memory of one device", title_justify="left", min_width=60)
     gradients, update = plan.programs["gradients"], plan.programs["update"]
@@ -224,8 +232,7 @@ def _memory(plan: Plan) -> Table:
     for key, text in named.items():
         if plan.state[key]:
             table.add_row(text, f"{plan.state[key] / GIB:.2f}")
-    inputs = gradients.arguments - sum(plan.state[key] for key in ("parameters", "base", "gradients"))
-    table.add_row("micro-batch", f"{max(inputs, 0) / GIB:.2f}")
+    table.add_row("micro-batches of an epoch", f"{plan.batches / GIB:.2f}")
     table.add_row("activations and other temporaries of a micro-batch", f"{gradients.temp / GIB:.2f}")
     table.add_row("temporaries of the optimizer step", f"{update.temp / GIB:.2f}")
     table.add_section()
