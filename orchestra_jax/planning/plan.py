@@ -56,6 +56,7 @@ class Job:
         row_sequences: most sequences of a packed row; None: as many as fit.
         share: whether packed rows run what a trajectory's sequences begin with once (`rl.shared`).
         scored: forward passes over the step's tokens in which the learner scores them beside the updates.
+        engine: bytes of the embedded engine on the first device, which stay there during the update.
     """
 
     model: DecoderConfig
@@ -75,6 +76,7 @@ class Job:
     row_sequences: int | None = None
     share: bool = False
     scored: float = 0.0
+    engine: int = 0
 
     @property
     def devices(self) -> int:
@@ -207,7 +209,7 @@ class Plan:
     def peaks(self) -> dict[str, int]:
         """Bytes per device while each program runs, with all that waits beside it."""
         gradients, update = self.programs["gradients"], self.programs["update"]
-        state, waiting = self.state, self.batches + self.state["reference"]
+        state, waiting = self.state, self.batches + self.job.engine + self.state["reference"]
         inputs = gradients.arguments - state["parameters"] - state["base"] - state["gradients"]
         return {
             "gradients": gradients.peak - inputs + state["optimizer"] + waiting,

@@ -14,6 +14,7 @@ from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, LoraConfig, MeshConfig, ModelConfig, PlanConfig, RunConfig
+from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.models.gpus import GPUS, Gpu, find_gpu
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
@@ -32,6 +33,7 @@ from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes
 from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.rl.shared import sharing
+from tests.training.test_trainer import config
 
 ROOT = Path(__file__).resolve().parents[2]
 # Every axis divides by 8, so that each of 8 devices holds exactly an eighth of every matrix.
@@ -109,6 +111,19 @@ def test_the_micro_batches_that_wait_on_a_device_are_counted(
         learner, "_step", lambda *given: sum(x.shape == placed[0].mask.shape for x in jax.live_arrays())
     )
     assert learner.policy_step(None, placed) == 4 * len(placed)
+
+
+def test_what_the_embedded_engine_keeps_on_its_device_is_counted(plan: Plan, tmp_path: Path) -> None:
+    cfg = config(tmp_path, "rollout.slots=5", "rollout.threads=2", "rollout.limits.max_length=64")
+    job = job_of(cfg)
+    engine = EmbeddedEngine(job.model, None, cfg.rollout)
+    held = sum(leaf.nbytes for cache in engine._caches for leaf in jax.tree.leaves(cache._cache))
+    assert job.engine == held
+    split = job_of(dataclasses.replace(cfg, mesh=MeshConfig(fsdp=8)))  # it needs the policy whole
+    assert split.engine == held + 4 * num_params(job.model)
+    beside = dataclasses.replace(plan, job=dataclasses.replace(plan.job, engine=held))
+    assert beside.peak == plan.peak + held
+    assert any(line.startswith("rollout=sglang") for line in advice(beside))
 
 
 def test_a_step_is_its_micro_batches(plan: Plan) -> None:
