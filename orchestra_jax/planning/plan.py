@@ -23,7 +23,7 @@ from orchestra_jax.config.schema import ConfigError, PlanConfig
 from orchestra_jax.models.attention.base import DENSE_SCORES
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.flops import forward_flops
-from orchestra_jax.models.gpus import GPUS, Gpu
+from orchestra_jax.models.gpus import Gpu
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from orchestra_jax.planning.fused import SHARED, attention_flops, stand_in_attention, uses_cudnn
@@ -56,6 +56,7 @@ class Job:
         row_sequences: most sequences of a packed row; None: as many as fit.
         share: whether packed rows run what a trajectory's sequences begin with once (`rl.shared`).
         scored: forward passes over the step's tokens in which the learner scores them beside the updates.
+        engine: bytes of the embedded engine on the first device, which stay there during the update.
     """
 
     model: DecoderConfig
@@ -75,6 +76,7 @@ class Job:
     row_sequences: int | None = None
     share: bool = False
     scored: float = 0.0
+    engine: int = 0
 
     @property
     def devices(self) -> int:
@@ -207,10 +209,19 @@ class Plan:
     def peaks(self) -> dict[str, int]:
         """Bytes per device while each program runs, with all that waits beside it."""
         gradients, update = self.programs["gradients"], self.programs["update"]
+        state, waiting = self.state, self.batches + self.job.engine + self.state["reference"]
+        inputs = gradients.arguments - state["parameters"] - state["base"] - state["gradients"]
         return {
-            "gradients": gradients.peak + self.state["optimizer"] + self.state["reference"],
-            "update": update.peak + self.state["base"] + self.state["reference"],
+            "gradients": gradients.peak - inputs + state["optimizer"] + waiting,
+            "update": update.peak + state["base"] + waiting,
         }
+
+    @property
+    def batches(self) -> int:
+        """Bytes per device of an epoch's micro-batches: a mesh holds all, one device the one that runs."""
+        leaves = jax.tree.leaves(abstract_batch(self.job.shape))
+        count = 1 if self.job.devices == 1 else self.job.micro_batches // self.job.epochs
+        return count * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
     @property
     def peak(self) -> int:
@@ -408,10 +419,3 @@ def _cpu_devices(count: int) -> Sequence[Any]:
             f"own, or set XLA_FLAGS=--xla_force_host_platform_device_count={count}."
         )
     return available[:count]
-
-
-def smallest_gpu(plan: Plan) -> str | None:
-    """Return the known GPU with the least memory that the plan's peak fits into, or None."""
-    fraction = plan.usable / plan.gpu.memory
-    fitting = [name for name, gpu in GPUS.items() if plan.peak <= gpu.memory * fraction]
-    return min(fitting, key=lambda name: GPUS[name].memory, default=None)

@@ -3,10 +3,12 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.checkpoint.reading import read_config
@@ -15,7 +17,7 @@ from orchestra_jax.models.gpus import GIB, GPUS, find_gpu
 from orchestra_jax.models.sizes import num_params
 from orchestra_jax.planning.glance import show_glance
 from orchestra_jax.planning.layout import layout_of
-from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices, smallest_gpu
+from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices
 from orchestra_jax.planning.rollouts import forks
 from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
 from orchestra_jax.rl.packing import PackShapes
@@ -77,11 +79,27 @@ def job_of(cfg: RunConfig) -> Job:
         row_sequences=shapes.row_sequences if isinstance(shapes, PackShapes) else None,
         share=isinstance(shapes, PackShapes) and shapes.packer is not None,
         scored=related + (1.0 if separate_old_pass(algorithm) else 0.0),
+        engine=engine_bytes(cfg, model),
     )
     if not job.share:
         return job
     pieces = compiled_pieces(math.ceil(job.update_tokens / job.parts / (job.shape.rows * job.shape.length)))
     return replace(job, shape=replace(job.shape, pieces=pieces))
+
+
+def engine_bytes(cfg: RunConfig, model: DecoderConfig) -> int:
+    """Return the bytes that the embedded engine keeps on its device: a cache for all slots, and a policy of its own.
+
+    It samples from the trainer's policy where that is whole on the device and no rollouts run during an update.
+    """
+    rollout = cfg.rollout
+    if rollout.engine is not EngineName.embedded:
+        return 0
+    rows = rollout.slots + math.ceil(rollout.slots / math.ceil(rollout.slots / rollout.threads))  # a spare in each part
+    token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * np.dtype(model.dtype).itemsize
+    own = cfg.mesh.data * cfg.mesh.fsdp * cfg.mesh.tensor > 1 or rollout.max_staleness > 0 or cfg.model.lora.rank > 0
+    policy = num_params(model) * np.dtype(model.param_dtype).itemsize if own else 0
+    return rows * rollout.limits.max_length * token + policy
 
 
 def largest_shape(shapes: MicroShapes | PackShapes, response: float) -> BatchShape:
@@ -148,7 +166,8 @@ def show(plan: Plan, console: Console) -> None:
     if plan.fits:
         fraction = plan.usable / gpu.memory
         console.print(
-            f"[bold green]It fits[/]: {room}. Set XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f} (default 0.75)."
+            f"[bold green]It fits[/]: {room}. Set XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f} (default 0.75), unless "
+            "servers use these GPUs in turns: JAX then takes what it needs, and gives it back."
         )
     else:
         console.print(f"[bold red]It does not fit[/]: {room}. What would change that, with the peak it would give:")
@@ -192,6 +211,8 @@ def advice(plan: Plan) -> list[str]:
     if job.tokens < job.shape.length or job.shape.rows == 1:
         half = job.shape.length // 2
         cut(program.temp / 2, f"rollout.limits.max_length={half} and rows to match: half as long trajectories")
+    if job.engine:
+        cut(job.engine, "rollout=sglang: servers sample on GPUs of their own, or in turns (+placement=shared)")
     if state["reference"]:
         cut(state["reference"], "algorithm.reference_offload=true: the reference policy waits in host memory")
     if job.adapters is None:
@@ -210,6 +231,13 @@ def advice(plan: Plan) -> list[str]:
     return [text for _, text in sorted((line(*item) for item in found), key=lambda ranked: ranked[0])]
 
 
+def smallest_gpu(plan: Plan) -> str | None:
+    """Return the known GPU with the least memory that the plan's peak fits into, or None."""
+    fraction = plan.usable / plan.gpu.memory
+    fitting = [name for name, gpu in GPUS.items() if plan.peak <= gpu.memory * fraction]
+    return min(fitting, key=lambda name: GPUS[name].memory, default=None)
+
+
 def _memory(plan: Plan) -> Table:
     table = Table("", "GiB", title="Memory of one device", title_justify="left", min_width=60)
     gradients, update = plan.programs["gradients"], plan.programs["update"]
@@ -224,8 +252,9 @@ def _memory(plan: Plan) -> Table:
     for key, text in named.items():
         if plan.state[key]:
             table.add_row(text, f"{plan.state[key] / GIB:.2f}")
-    inputs = gradients.arguments - sum(plan.state[key] for key in ("parameters", "base", "gradients"))
-    table.add_row("micro-batch", f"{max(inputs, 0) / GIB:.2f}")
+    table.add_row("micro-batches of an epoch", f"{plan.batches / GIB:.2f}")
+    if plan.job.engine:
+        table.add_row("embedded engine, on the first device", f"{plan.job.engine / GIB:.2f}")
     table.add_row("activations and other temporaries of a micro-batch", f"{gradients.temp / GIB:.2f}")
     table.add_row("temporaries of the optimizer step", f"{update.temp / GIB:.2f}")
     table.add_section()

@@ -67,6 +67,8 @@ def batch_logprobs(
         from orchestra_jax.rl.mesh_logprobs import compute_head
 
         head = compute_head(head, config, sharding)
+        # Sequences that sampled the same words after the same prompt add up their gradients there, in fp32.
+        hidden = hidden if batch.source is None else hidden.astype(jnp.float32)
     length = batch.mask.shape[1]
     size = (batch.tokens if batch.row_of is not None else batch.mask).shape[0] // shards
 
@@ -75,17 +77,15 @@ def batch_logprobs(
     ) -> tuple[Array, Array]:
         # Padding selects the last position; its target would lie one past the end.
         targets = jnp.take(tokens, select + 1, mode="clip")
-        scores = token_logprobs(
-            hidden[select], head, targets, temperature=temperature, chunk=chunk, vocab_block=vocab_block
-        )
+        selected = hidden[select].astype(config.dtype)
+        scores = token_logprobs(selected, head, targets, temperature=temperature, chunk=chunk, vocab_block=vocab_block)
         # Padding is placed one past the end, and so dropped.
         empty = jnp.zeros(size * length, scores[0].dtype)
         return empty.at[place].set(scores[0], mode="drop"), empty.at[place].set(scores[1], mode="drop")
 
     if shards == 1:
-        found = score_part(
-            hidden.reshape(-1, hidden.shape[-1]), batch.tokens.reshape(-1), batch.select[0], batch.place[0]
-        )
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        found = score_part(rows, batch.tokens.reshape(-1), batch.select[0], batch.place[0])
     else:
         from orchestra_jax.rl.mesh_logprobs import score_parts
 

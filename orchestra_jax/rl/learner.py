@@ -205,9 +205,9 @@ class Learner:
             the loss or the gradient was not finite, and then the state is the old one, bit for bit.
         """
         batches = self._ready(batches, base)
-        carrying = batches if self.cfg.count_all else [batch.with_advantage() for batch in batches]
+        policy = self._normaliser(batches if self.cfg.count_all else [batch.with_advantage() for batch in batches])
         tokens = sum(batch.num_tokens for batch in batches)
-        normalisers = Normalisers(self._normaliser(carrying), self._normaliser(batches), tokens)
+        normalisers = Normalisers(policy, self._normaliser(batches), tokens)
         return self._step(self._policy, state, batches, base, normalisers, kl_scale)
 
     def supervised_step(

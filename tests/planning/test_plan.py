@@ -14,19 +14,26 @@ from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError, LoraConfig, MeshConfig, ModelConfig, PlanConfig, RunConfig
+from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.models.gpus import GPUS, Gpu, find_gpu
 from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.qwen3_moe import Qwen3MoeConfig
+from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.models.sizes import num_params
 from orchestra_jax.planning import report as plan_report
 from orchestra_jax.planning.fused import attention_flops
-from orchestra_jax.planning.plan import Job, Plan, make_plan, smallest_gpu
-from orchestra_jax.planning.report import advice, job_of, model_config, show
-from orchestra_jax.rl.batching import BatchShape
+from orchestra_jax.planning.plan import Job, Plan, make_plan
+from orchestra_jax.planning.report import advice, job_of, model_config, show, smallest_gpu
+from orchestra_jax.rl.batching import BatchShape, TokenSequence
 from orchestra_jax.rl.learner import LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.mesh_learner import MeshLearner
+from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes
+from orchestra_jax.rl.setup import policy_batches
+from orchestra_jax.rl.shared import sharing
+from tests.training.test_trainer import config
 
 ROOT = Path(__file__).resolve().parents[2]
 # Every axis divides by 8, so that each of 8 devices holds exactly an eighth of every matrix.
@@ -76,9 +83,47 @@ def test_peak_is_what_runs_and_what_waits_beside_it(plan: Plan) -> None:
     # Donated buffers are written in place, so neither program doubles what it changes.
     assert gradients.aliased >= state["gradients"]
     assert update.aliased >= state["parameters"] + state["optimizer"]
-    assert plan.peaks["gradients"] == gradients.peak + state["optimizer"] + state["reference"]
-    assert plan.peaks["update"] == update.peak + state["reference"]
+    inputs = gradients.arguments - state["parameters"] - state["gradients"]
+    assert 0 < inputs < plan.batches
+    assert plan.peaks["gradients"] == gradients.peak - inputs + state["optimizer"] + state["reference"] + plan.batches
+    assert plan.peaks["update"] == update.peak + state["reference"] + plan.batches
     assert plan.peak == max(plan.peaks.values())
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_the_micro_batches_that_wait_on_a_device_are_counted(
+    plan: Plan, share: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = PackShapes(64, rows=2, sequences=4)
+    shapes = sharing(shapes) if share else shapes
+    row = (False,) * 16 + (True,) * 16, (0.0,) * 32, 15, 1.0
+    sequences = [TokenSequence((n + 1, *range(2, 33)), *row) for n in range(64)]
+    cfg = dataclasses.replace(plan.job.learner, count_all=False)
+    learner = MeshLearner(CONFIG, cfg, make_optimizer(plan.job.optimizer), mesh=make_mesh(1, 8))
+    placed = learner.place(policy_batches(sequences, shapes, learner.shards))
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed))
+    job = make_job(shapes.batch_shape(pieces=4 if share else 1), share=share)
+    assert (job.micro_batches, dataclasses.replace(plan, job=job).batches) == (len(placed), held)
+    alone = dataclasses.replace(job, mesh=(1, 1, 1))  # one device: they wait in host memory
+    assert dataclasses.replace(plan, job=alone).batches == held // len(placed)
+    # Counting the tokens that carry loss leaves no further masks there during the step.
+    monkeypatch.setattr(
+        learner, "_step", lambda *given: sum(x.shape == placed[0].mask.shape for x in jax.live_arrays())
+    )
+    assert learner.policy_step(None, placed) == 4 * len(placed)
+
+
+def test_what_the_embedded_engine_keeps_on_its_device_is_counted(plan: Plan, tmp_path: Path) -> None:
+    cfg = config(tmp_path, "rollout.slots=5", "rollout.threads=2", "rollout.limits.max_length=64")
+    job = job_of(cfg)
+    engine = EmbeddedEngine(job.model, None, cfg.rollout)
+    held = sum(leaf.nbytes for cache in engine._caches for leaf in jax.tree.leaves(cache._cache))
+    assert job.engine == held
+    split = job_of(dataclasses.replace(cfg, mesh=MeshConfig(fsdp=8)))  # it needs the policy whole
+    assert split.engine == held + 4 * num_params(job.model)
+    beside = dataclasses.replace(plan, job=dataclasses.replace(plan.job, engine=held))
+    assert beside.peak == plan.peak + held
+    assert any(line.startswith("rollout=sglang") for line in advice(beside))
 
 
 def test_a_step_is_its_micro_batches(plan: Plan) -> None:

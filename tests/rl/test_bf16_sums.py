@@ -10,12 +10,15 @@ from orchestra_jax.models.llama import Qwen2Config
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.packing import PackShapes, pack
+from orchestra_jax.rl.shared import sharing
 from tests.models.trees import drawn_params
 
 from .packed_rows import recorder
 
 ROWS, WIDTH = 512, 4
 SHAPES = MicroShapes(ROWS * WIDTH, (WIDTH,), (1,))
+PACKED = sharing(PackShapes(ROWS * WIDTH, 1, ROWS))
 # All rows say the same after one prompt, so that all terms of a sum are alike.
 SEQUENCES = [TokenSequence((5, 3, 3, 3, 3), (False, False, True, True, True), (0.0,) * 5, 1, 1.0)] * ROWS
 MODEL = Qwen2Config(
@@ -25,11 +28,11 @@ MODEL = Qwen2Config(
 
 
 @functools.cache
-def gradients(dtype: str, param_dtype: str) -> dict[str, np.ndarray]:
+def gradients(dtype: str, param_dtype: str, packed: bool = False) -> dict[str, np.ndarray]:
     model = MODEL.replace(dtype=dtype, param_dtype=param_dtype)
     learner = Learner(model, LearnerConfig(LossConfig()), recorder())
-    (batch,) = micro_batches(SEQUENCES, SHAPES)
-    assert batch.prefix_lengths.tolist()[0] == 1
+    (batch,) = pack(SEQUENCES, PACKED) if packed else micro_batches(SEQUENCES, SHAPES)
+    assert packed or batch.prefix_lengths.tolist()[0] == 1
     state, _ = learner.supervised_step(learner.init(drawn_params(model)), [batch])
     leaves = jax.tree_util.tree_leaves_with_path(state.opt_state)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
@@ -47,4 +50,11 @@ def gradients(dtype: str, param_dtype: str) -> dict[str, np.ndarray]:
 def test_what_many_tokens_share_gets_the_gradient_of_all(name, part, param_dtype):
     wanted, found = (gradients(*kind)[name][part] for kind in (("float32",) * 2, ("bfloat16", param_dtype)))
     assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, atol=0.05 * np.abs(wanted).max())
+
+
+def test_rollouts_that_begin_with_the_same_words_each_count():
+    """All of them are predicted from one place of a packed row, whose gradient is the sum of theirs."""
+    kinds = ("float32", "float32"), ("bfloat16", "float32", True)
+    wanted, found = (gradients(*kind)["layers_0/v/bias"] for kind in kinds)
     np.testing.assert_allclose(found, wanted, atol=0.05 * np.abs(wanted).max())

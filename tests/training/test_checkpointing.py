@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from orchestra_jax.rl.objectives import init_state
+from orchestra_jax.training import checksums
 from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.resuming import restored_arrays
 from tests.models.trees import assert_same
@@ -85,6 +86,21 @@ def test_arrays_may_be_donated_once_save_returns(checkpoints):
     assert_same(restored_arrays(checkpoints, {"x": gone})["x"], jnp.full((500_000,), 3.0))
 
 
+def test_a_slow_disk_has_hours_for_a_save(checkpoints, monkeypatch):
+    """98 GB at 80 MB/s are 20 minutes, after which Orbax by itself gives a save up, and the run with it."""
+    given, wait = [], checksums._Summing.result
+
+    def result(future, timeout=None):
+        given.append(timeout)
+        wait(future, timeout)
+
+    monkeypatch.setattr(checksums._Summing, "result", result)
+    checkpoints.save(1, tree(1.0), {})
+    checkpoints.manager.wait_until_finished()
+    assert given
+    assert min(given) > 10 * 3600
+
+
 def test_the_newest_are_kept(checkpoints, tmp_path):
     for step in (1, 5, 9):
         checkpoints.save(step, tree(step), {"step": step})
@@ -127,6 +143,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import jax.numpy as jnp
+from orchestra_jax.training import checksums
 from orchestra_jax.training.checkpointing import Checkpoints
 
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
