@@ -80,9 +80,9 @@ def next_model(
 ) -> str | None:
     """Return the tool that a demonstration calls after answers of models; None: it hands over the last answer.
 
-    Who wants it right has the model asked that serves users without a wish best, then the one that serves best who
-    wants it cheap, and where these differ the one that is worth most under that wish. Once that one has answered, nobody
-    else is asked.
+    Who wants it right has the model asked that serves users without a wish best, then the one that serves those best
+    who want it cheap, and where these differ the one that is worth most under that wish. Once that one has answered,
+    nobody else is asked.
 
     Args:
         asked: names of the models' tools so far.
