@@ -81,8 +81,8 @@ def next_model(
     """Return the tool that a demonstration calls after answers of models; None: it hands over the last answer.
 
     Who wants it right has the model asked that serves users without a wish best, then the one that serves those best
-    who want it cheap, and where these differ the one that is worth most under that wish. Once that one has answered,
-    nobody else is asked.
+    who want it cheap, and where these differ the one that is worth most under that wish; each of them once. It goes on
+    even where the first is the most right one: of two menus in five that is so, and a small policy cannot tell.
 
     Args:
         asked: names of the models' tools so far.
@@ -90,13 +90,10 @@ def next_model(
     """
     if agreed or not _asks_several(task, experts):
         return None
+    worths = _worths(_CHEAP if len(asked) == 1 else _RIGHT, task, experts, evidence, usual_usd)
     names = [model.call.name for model in experts]
-    right, check = (_worths(wish, task, experts, evidence, usual_usd) for wish in (_RIGHT, _CHEAP))
-    last = names[int(np.argmax(right))]
-    if last in asked:
-        return None
-    others = [pair for pair in zip(check, names, strict=True) if pair[1] not in asked]
-    return last if len(asked) > 1 else max(others)[1]
+    left = [pair for pair in zip(worths, names, strict=True) if pair[1] not in asked]
+    return max(left)[1] if left else None
 
 
 def _asks_several(task: Task, experts: Sequence[PricedExpert]) -> bool:

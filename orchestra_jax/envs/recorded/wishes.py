@@ -22,7 +22,6 @@ NONE = "none"
 FAST = "fast"
 KINDS = (NONE, "accuracy", "low_cost", FAST)
 _WEIGHTS = ("outcome", "compute", "latency")
-_LEFT_OUT = 0.15  # share of words that a sentence of training lacks
 _MORE: Mapping[str, list[str]] = json.loads(Path(__file__).with_name("more_wordings.json").read_text())
 
 
@@ -66,13 +65,9 @@ def wish_of(
 
 
 def draw_words(kind: str, rng: np.random.Generator, split: str) -> str:
-    """Draw a wording of a kind. One of training lacks some words, so that a policy does not go by one word alone."""
+    """Draw a wording of a kind."""
     wordings = wordings_of(kind, split)
-    drawn = wordings[int(rng.integers(len(wordings)))]
-    if split != "train":
-        return drawn
-    words = drawn.split()
-    return " ".join(word for word in words if rng.random() >= _LEFT_OUT) or drawn
+    return wordings[int(rng.integers(len(wordings)))]
 
 
 def wordings_of(kind: str, split: str) -> list[str]:
