@@ -237,19 +237,28 @@ class WikipediaSearch(WebClient):
 
     Args:
         url: of another wiki's api.php; its pages are those at /wiki/ of the same address.
+        contact: an address or URL; Wikimedia's rules ask who is calling, and may block those who do not say.
     """
 
     provider, method = "wikipedia", "GET"
 
-    def __init__(self, prices: PriceList, url: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        prices: PriceList,
+        url: str | None = None,
+        *,
+        contact: str = "no contact given",
+        **options: Any,
+    ) -> None:
         super().__init__(prices, url or f"{_SITE}/w/api.php", **options)
+        self._contact = contact
         parts = urlsplit(self._url)
         self._site = f"{parts.scheme}://{parts.netloc}"
         # The wiki in the record; the English Wikipedia has the name that it had there before others could be read.
         self._wiki = {"language": "en"} if self._site == _SITE else {"wiki": self._url}
 
     def _headers(self) -> dict[str, str]:
-        return {"User-Agent": f"orchestra-jax/{__version__} (no contact given)"}  # Wikimedia's rules ask who is calling
+        return {"User-Agent": f"orchestra-jax/{__version__} ({self._contact})"}
 
     async def search(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
         """Search for {"query"}; a result's text is the introduction of its page."""

@@ -114,7 +114,7 @@ async def tavily(stub):
 
 @pytest.fixture
 async def wikipedia(stub):
-    tool = WikipediaSearch(PRICES, backoff_s=0.001)
+    tool = WikipediaSearch(PRICES, contact="me@example.org", backoff_s=0.001)
     tool._url = f"{stub.url}/w/api.php"  # the English Wikipedia, as the stub plays it
     yield tool
     await tool.close()
@@ -250,6 +250,7 @@ async def test_wikipedia_search(stub, wikipedia):
     _, fields, headers = stub.requests[0]
     assert (fields["generator"], fields["gsrsearch"], fields["gsrlimit"]) == ("search", "capital of Norway", "5")
     assert headers["User-Agent"].startswith("orchestra-jax/")
+    assert "me@example.org" in headers["User-Agent"]
     assert "Authorization" not in headers
     assert (await wikipedia.search({"query": "nothing"}, Budget())).text == NO_RESULTS
 
