@@ -130,7 +130,7 @@ def connect(library: ModuleType, url: str, key: str, timeout_s: float) -> "opena
 async def _read(response: Any) -> Any:
     """Return the response with its content; raise Unreadable: that is too much.
 
-    A refusal is one by its status, and its text may break off, have no end or be no text.
+    The status alone makes it a refusal, whose text may break off, have no end or not be decodable.
     """
     content, refused = bytearray(), not response.is_success
     most = _REASON_BYTES if refused else MOST_BYTES
@@ -141,7 +141,7 @@ async def _read(response: Any) -> Any:
                 if not refused:
                     raise Unreadable(f"it has more than {most} bytes")
                 break
-    except Exception:
+    except Exception:  # of httpx, under whatever name openai ships it
         if not refused:
             raise
     finally:
