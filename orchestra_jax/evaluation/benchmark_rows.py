@@ -45,7 +45,8 @@ def footnotes(rows: Sequence[Row]) -> Iterator[str]:
         if failed:
             of = "" if counted is None else f" of {failed + counted:.0f}"
             none = " Nothing is known of it." if counted == 0 else ""
-            yield f"{label}: {failed:.0f}{of} failed for infrastructure reasons and are in no figure.{none}"
+            why = f" Most often: {reason}" if (reason := figures.get("failure")) else ""
+            yield f"{label}: {failed:.0f}{of} failed for infrastructure reasons and are in no figure.{why}{none}"
 
 
 def gains_of_calls(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Evaluation of a policy on its benchmarks: at temperature 1 and greedy, by parts, and beside baselines."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -158,6 +159,8 @@ class Evaluator:
                 from orchestra_jax.evaluation.verdict import verdict
 
                 found["verdict"] = verdict(run, runs, *rival, work.samples)
+        if reasons := Counter(trajectory.reason for trajectory in run if trajectory.status is Status.FAILED):
+            found["failure"] = reasons.most_common(1)[0][0]
         found["intervals"] = intervals(run, work.samples)
         return found if is_part else found | {"tool_shares": tool_shares(run)}
 
