@@ -46,7 +46,7 @@ def footnotes(rows: Sequence[Row]) -> Iterator[str]:
             of = "" if counted is None else f" of {failed + counted:.0f}"
             none = " Nothing is known of it." if counted == 0 else ""
             why = f" Most often: {reason}" if (reason := figures.get("failure")) else ""
-            yield f"{label}: {failed:.0f}{of} failed for infrastructure reasons and are in no figure.{why}{none}"
+            yield f"{label}: {failed:.0f}{of} failed for infrastructure reasons and are in no figure.{none}{why}"
 
 
 def gains_of_calls(summary: Mapping[str, Any]) -> Iterator[str]:
