@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from orchestra_jax.config.schema import WorldConfig
 from orchestra_jax.envs.recorded.choices import PricedExpert
 from orchestra_jax.envs.recorded.offer import PYTHON, code_of
 from orchestra_jax.envs.recorded.table import Evidence
@@ -23,6 +24,12 @@ _SANDBOX_FIRST = 0.9
 _SPREAD = 0.3  # standard deviation of the log-odds of drawn shares, of a model and of each kind of question
 _LEAST_SECONDS = 0.1
 _LEAST_SHARE = 0.01  # a call that should come first less often has no row
+
+
+def most_asked(cfg: WorldConfig) -> int:
+    """Return how many models a demonstration may ask; the answer is a turn of its own, and a relay is a call too."""
+    limits = cfg.rollout.limits
+    return min(3, limits.max_calls - int(cfg.tools.relay), limits.max_turns - 1)
 
 
 def drawn(evidence: Mapping[str, Evidence], seed: int) -> dict[str, Evidence]:
@@ -43,7 +50,11 @@ def drawn(evidence: Mapping[str, Evidence], seed: int) -> dict[str, Evidence]:
 
 
 def tools_shown(
-    task: Task, experts: Sequence[PricedExpert], evidence: Mapping[str, Evidence], usual_usd: float
+    task: Task,
+    experts: Sequence[PricedExpert],
+    evidence: Mapping[str, Evidence],
+    usual_usd: float,
+    most: int,
 ) -> dict[str, float]:
     """Return the tools in the order in which a demonstration calls them, and how often each should be called first.
 
@@ -54,14 +65,16 @@ def tools_shown(
     models are equal.
 
     Who wants it right has the models asked first that serve users without a wish: `next_model` goes on from there.
+    Where there is no room for three models, one is asked: that which is worth most under this wish.
 
     If there is code to run, the sandbox comes first in a share of `_SANDBOX_FIRST`.
 
     Args:
         evidence: what the menu shows.
         usual_usd: mean dollars of a call of the middle one of all models; 0 where all are free.
+        most: number of models that a demonstration may ask.
     """
-    wish = NONE if _asks_several(task, experts) else task.preference.name
+    wish = NONE if _asks_several(task, experts, most) else task.preference.name
     worths = _worths(wish, task, experts, evidence, usual_usd)
     first = np.exp((worths - worths.max()) / _EVEN)
     shares = dict(zip((model.call.name for model in experts), (first / first.sum()).tolist(), strict=True))
@@ -75,6 +88,7 @@ def next_model(
     experts: Sequence[PricedExpert],
     evidence: Mapping[str, Evidence],
     usual_usd: float,
+    most: int,
     asked: Sequence[str],
     agreed: bool,
 ) -> str | None:
@@ -88,7 +102,7 @@ def next_model(
         asked: names of the models' tools so far.
         agreed: whether the last answer is one that was given before.
     """
-    if agreed or not _asks_several(task, experts):
+    if agreed or not _asks_several(task, experts, most):
         return None
     worths = _worths(_CHEAP if len(asked) == 1 else _RIGHT, task, experts, evidence, usual_usd)
     names = [model.call.name for model in experts]
@@ -96,8 +110,8 @@ def next_model(
     return max(left)[1] if left else None
 
 
-def _asks_several(task: Task, experts: Sequence[PricedExpert]) -> bool:
-    return task.preference.name == _RIGHT and len(experts) > 2
+def _asks_several(task: Task, experts: Sequence[PricedExpert], most: int) -> bool:
+    return task.preference.name == _RIGHT and min(len(experts), most) > 2  # the third where two differ
 
 
 def _worths(

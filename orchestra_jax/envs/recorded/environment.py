@@ -26,7 +26,7 @@ from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
 from orchestra_jax.envs.recorded.checks import cost_note, keep_trained, refuse_changed, refuse_missing_costs
 from orchestra_jax.envs.recorded.choices import PricedExpert
-from orchestra_jax.envs.recorded.demonstrated import drawn, first_calls, next_model, tools_shown
+from orchestra_jax.envs.recorded.demonstrated import drawn, first_calls, most_asked, next_model, tools_shown
 from orchestra_jax.envs.recorded.duration import duration
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, SAME, catalogue_entries, cut, legend, mean_cost, menu
 from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
@@ -353,9 +353,7 @@ class RecordedEnvironment(Environment):
 
     def _shown_tool(self, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
         """Call the tools of `tools_shown` in turn until one says something, go on as `next_model` says, and answer."""
-        limits = self._cfg.rollout.limits
-        most = min(3, limits.max_calls, limits.max_turns - 1)  # the answer is a turn of its own
-        call = self._next_call(task, results) if len(results) < most else None
+        call = self._next_call(task, results) if len(results) < most_asked(self._cfg) else None
         if call is not None:
             return call
         relays = self._cfg.tools.relay and can_relay(results[-1])
@@ -367,11 +365,13 @@ class RecordedEnvironment(Environment):
             return ToolCall(names[len(results) % len(names)], {})
         tools = {expert.name: expert.call.name for expert in self.experts(task)}
         asked = [tools[name] for result in results if (name := result.usage[-1].name) in tools]
-        goes_on = next_model(*self._shown(task), asked, results[-1].text.endswith(SAME)) if asked else None
+        agreed = results[-1].text.endswith(SAME)
+        goes_on = next_model(*self._shown(task), asked, agreed) if asked else None
         return None if goes_on is None else ToolCall(goes_on, {})
 
-    def _shown(self, task: Task) -> tuple[Task, Sequence[PricedExpert], Mapping[str, Evidence], float]:
-        return task, self.experts(task), drawn(self.evidence, task.extra["evidence"]), self._usual_usd
+    def _shown(self, task: Task) -> tuple[Task, Sequence[PricedExpert], Mapping[str, Evidence], float, int]:
+        evidence = drawn(self.evidence, task.extra["evidence"])
+        return task, self.experts(task), evidence, self._usual_usd, most_asked(self._cfg)
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:
         return next((text for result in reversed(results) if (text := self._said(result)) is not None), "unknown")

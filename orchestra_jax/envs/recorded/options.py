@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.envs.recorded.demonstrated import most_asked
 from orchestra_jax.envs.recorded.offer import code_of
 from orchestra_jax.envs.recorded.table import Recording
 from orchestra_jax.envs.recorded.wishes import wishes_problem
@@ -89,6 +90,9 @@ def options_problems(cfg: WorldConfig) -> list[str]:
             f"data.preferences_per_question={shared} poses a question under as many of env.options.wishes, and there "
             f"are {wishes}: lower it, or add wishes."
         )
+    if most_asked(cfg) < 1:
+        limit = "max_turns" if cfg.rollout.limits.max_turns < 2 else "max_calls"
+        found.append(f"A call and the answer, or its relay, have no room: set rollout.limits.{limit}=2 or more.")
     unseen = options["unseen"]
     if unseen != _AUTO and (not isinstance(unseen, Sequence) or isinstance(unseen, str)):
         found.append(f"env.options.unseen must be auto or a list of models, not {unseen}.")

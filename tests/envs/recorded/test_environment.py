@@ -251,14 +251,30 @@ def test_demonstrations_begin_with_various_tools_and_preferences_are_posed_in_pa
     assert environment.largest_menu() == 3
 
 
-@pytest.mark.parametrize(("turns", "calls", "most"), [(9, 9, 3), (3, 9, 2), (9, 1, 1)])
-def test_a_demonstration_ends_within_the_turns_and_calls_of_the_policy(table: Path, turns: int, calls: int, most: int):
-    cfg = config(str(table), python=False)
+def limited(path: Path, turns: int, calls: int, relay: bool = False) -> RunConfig:
+    cfg = config(str(path), python=False)
     limits = replace(cfg.rollout.limits, max_turns=turns, max_calls=calls)
-    told = RecordedEnvironment(replace(cfg, rollout=replace(cfg.rollout, limits=limits))).demonstrations()
+    return replace(cfg, rollout=replace(cfg.rollout, limits=limits), tools=replace(cfg.tools, relay=relay))
+
+
+@pytest.mark.parametrize(
+    ("turns", "calls", "relay", "most"),
+    [(9, 9, False, 3), (3, 9, False, 2), (9, 1, False, 1), (9, 9, True, 3), (9, 2, True, 1)],
+)
+def test_a_demonstration_ends_within_the_turns_and_calls_of_the_policy(
+    table: Path, turns: int, calls: int, relay: bool, most: int
+):
+    told = RecordedEnvironment(limited(table, turns, calls, relay)).demonstrations()
     silent = ToolResult("none", is_error=True)
     steps = [told.script(told.tasks[0], [silent] * count) for count in range(most + 1)]
     assert [isinstance(step, ToolCall) for step in steps] == [True] * most + [False]
+
+
+@pytest.mark.parametrize(("turns", "calls", "relay", "limit"), [(1, 9, False, "turns"), (9, 1, True, "calls")])
+def test_limits_without_room_for_an_answer_are_refused(table: Path, turns: int, calls: int, relay: bool, limit: str):
+    (problem,) = RecordedEnvironment.problems(limited(table, turns, calls, relay))
+    assert problem.endswith(f"set rollout.limits.max_{limit}=2 or more.")
+    assert RecordedEnvironment.problems(limited(table, 2, 2, relay)) == []
 
 
 def test_a_long_question_is_read_without_its_middle_and_asked_whole(table: Path):

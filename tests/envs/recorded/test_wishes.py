@@ -177,7 +177,7 @@ def test_a_model_that_is_better_by_a_step_is_shown_e_times_as_often():
         for name, usd in (("good", 0.001), ("near", 0.001), ("dear", 0.004))
     ]
     task = Task(id="t", question="How much?", answer="1", tools=(), preference=Preference("low_cost", ""))
-    shown = tools_shown(task, offered, evidence, usual_usd=0.001)
+    shown = tools_shown(task, offered, evidence, usual_usd=0.001, most=3)
     # The usual price counts for 40 points of right answers under this wish, and four times as much for 80.
     assert list(shown) == ["GOOD", "NEAR", "DEAR"]
     assert [*shown.values()] == pytest.approx([math.e / (1 + math.e), 1 / (1 + math.e), 0], abs=1e-6)
@@ -197,7 +197,7 @@ def test_who_wants_it_right_has_a_cheap_model_check_and_the_most_right_one_asked
     offered = [PricedExpert(name, ToolCall(name.upper(), {}), 0.001, 1.0) for name in ("usual", "near", "weak")]
     offered.append(PricedExpert("dear", ToolCall("DEAR", {}), 0.009, 1.0))
     task = Task(id="t", question="How much?", answer="1", tools=(), preference=Preference("accuracy", ""))
-    told = task, offered, evidence, 0.001
+    told = task, offered, evidence, 0.001, 3
     assert next(iter(tools_shown(*told))) == "USUAL"  # as without a wish
     assert next_model(*told, ["USUAL"], agreed=False) == "NEAR"
     assert next_model(*told, ["NEAR"], agreed=False) == "USUAL"
@@ -205,13 +205,17 @@ def test_who_wants_it_right_has_a_cheap_model_check_and_the_most_right_one_asked
     assert next_model(*told, ["USUAL", "NEAR"], agreed=False) == "DEAR"
     assert next_model(*told, ["DEAR"], agreed=False) == "USUAL"  # who is the most right one is no reason to stop
     assert next_model(*told, ["DEAR", "USUAL"], agreed=False) == "NEAR"
-    near = task, [*offered[:-1], replace(offered[-1], usd=0.0011)], evidence, 0.001
+    near = task, [*offered[:-1], replace(offered[-1], usd=0.0011)], evidence, 0.001, 3
     assert next_model(*near, ["USUAL"], agreed=False) == "DEAR"  # it is cheap enough to check
     assert next_model(*near, ["USUAL", "DEAR"], agreed=False) == "NEAR"
     assert next_model(*told, [model.call.name for model in offered], agreed=False) is None  # all were asked
     for kind in ("none", "low_cost", "fast"):
         other = replace(task, preference=Preference(kind, ""))
         assert next_model(other, *told[1:], ["USUAL"], agreed=False) is None
-    two = task, offered[-2:], evidence, 0.001
+    two = task, offered[-2:], evidence, 0.001, 3
     assert next(iter(tools_shown(*two))) == "DEAR"
     assert next_model(*two, ["WEAK"], agreed=False) is None
+    for few in (1, 2):  # no room for a check and a third answer
+        alone = *told[:-1], few
+        assert next(iter(tools_shown(*alone))) == "DEAR"
+        assert next_model(*alone, ["DEAR"], agreed=False) is None
