@@ -47,11 +47,11 @@ def page() -> str:
     cli.register()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = OmegaConf.to_container(hydra.compose("config"), resolve=False)
-    return "\n".join([HEAD, *_group("", RunConfig, config)])
+    return "\n".join([HEAD, *_group("", RunConfig, config, {})])
 
 
-def _group(prefix: str, schema: type, values: Any) -> Iterator[str]:
-    """The table of one dataclass, then those of the dataclasses in it."""
+def _group(prefix: str, schema: type, values: Any, first_keys: dict[str, str]) -> Iterator[str]:
+    """The table of one dataclass, then those in it. `first_keys` has the key that says each long meaning."""
     types = get_type_hints(schema)
     said = {name: text for each in reversed(schema.__mro__[:-1]) for name, text in meanings(each).items()}
     plain = [entry for entry in fields(schema) if not is_dataclass(types[entry.name])]
@@ -61,12 +61,14 @@ def _group(prefix: str, schema: type, values: Any) -> Iterator[str]:
     if plain:
         yield "| key | values | default | meaning |\n|---|---|---|---|"
         for entry in plain:
-            shown = _cell(_shown(values[entry.name]))
-            yield f"| `{prefix}{entry.name}` | {_values(entry, types)} | {shown} | {_cell(said.get(entry.name, ''))} |"
+            key, shown, meaning = f"{prefix}{entry.name}", _cell(_shown(values[entry.name])), said.get(entry.name, "")
+            first = first_keys.setdefault(meaning, key) if len(meaning) > 60 else key
+            meaning = _cell(meaning) if first == key else f"as `{first}`"
+            yield f"| `{key}` | {_values(entry, types)} | {shown} | {meaning} |"
         yield ""
     for entry in fields(schema):
         if is_dataclass(types[entry.name]):
-            yield from _group(f"{prefix}{entry.name}.", types[entry.name], values[entry.name])
+            yield from _group(f"{prefix}{entry.name}.", types[entry.name], values[entry.name], first_keys)
 
 
 def meanings(schema: type) -> dict[str, str]:

@@ -143,10 +143,10 @@ class AdvantageConfig(Settings):
 class AlgorithmConfig(Settings):
     """The update: Eq. 3, Eq. 4, the filters and the optimizer. Defaults: the paper and its training script."""
 
-    tasks_per_step: int = at_least(16, 1)  # groups
+    tasks_per_step: int = at_least(16, 1)  # groups in a step
     group_size: int = at_least(8, 2)  # rollouts of one task
     enumerate_calls: bool = False  # first calls: the tools of the menu in turn, not sampled ones (docs/rewards.md)
-    refill: int | None = at_least(None, 1)  # times tasks_per_step: most groups more, until so many have a gradient
+    refill: int | None = at_least(None, 1)  # N: up to N * tasks_per_step groups more, until enough have a gradient
     loss: LossConfig = field(default_factory=lambda: LossConfig(loss="sequence"))
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(b2=0.999))

@@ -17,9 +17,9 @@ class RolloutLimits(Settings):
     retries: int = at_least(2, 0)  # new tries of a generation, call or score after an infrastructure failure
     # Seconds of work, without waits for a place or for new weights.
     deadline_s: float = seconds(600.0)  # seconds of work of a trajectory: then it ends without an answer
-    turn_deadline_s: float | None = seconds(None)  # of one generation, else it is tried again; null: deadline_s
-    tool_deadline_s: float | None = seconds(None)  # of one tool call, else it is tried again; null: deadline_s
-    user_deadline_s: float | None = seconds(None)  # of one turn of the user, else it is asked again; null: deadline_s
+    turn_deadline_s: float | None = seconds(None)  # seconds of one generation, then it is tried again; null: deadline_s
+    tool_deadline_s: float | None = seconds(None)  # seconds of one tool call, then it is tried again; null: deadline_s
+    user_deadline_s: float | None = seconds(None)  # seconds of one turn of the user, then asked again; null: deadline_s
 
     @property
     def turns_used_up(self) -> str:
@@ -39,9 +39,9 @@ class ServerOptions(Settings):
     python: str | None = None  # interpreter of the environment that SGLang is installed in
     count: int = at_least(1, 1)  # servers
     device: Device = Device.cuda  # cpu: for tests
-    gpus: list[list[int]] = several(low=0)  # numbers of each server's GPUs; empty: those it finds
+    gpus: list[list[int]] = several(low=0)  # the GPUs of each server, by number; empty: those it finds
     share_gpus: bool = False  # on the trainer's GPUs, in turns: they release their memory for every update
-    port: int = within(0, 0, 65535)  # of the first server, the next ones follow; 0: free ones
+    port: int = within(0, 0, 65535)  # port of the first server, the next ones follow; 0: free ports
     flags: list[str] = field(default_factory=list)  # further flags of sglang.launch_server
     ready_s: float = seconds(600.0)  # seconds to load
 
@@ -50,22 +50,22 @@ class ServerOptions(Settings):
 class RolloutConfig(Settings):
     """The engine and the multi-turn collector."""
 
-    engine: EngineName = EngineName.embedded  # who samples
+    engine: EngineName = EngineName.embedded  # what samples: this process, or SGLang servers
     urls: list[str] = several(url=True)  # SGLang servers that are there; empty: the run starts its own
     server: ServerOptions = field(default_factory=ServerOptions)
-    weight_folder: str | None = None  # of new weights, seen by all servers; null: shared memory of this one host
-    weight_dtype: DType | None = None  # that servers sample in and get weights in; null: bfloat16, on a CPU float32
+    weight_folder: str | None = None  # folder of new weights that all servers see; null: shared memory of this host
+    weight_dtype: DType | None = None  # dtype of the servers' weights and sampling; null: bfloat16, on a CPU float32
     limits: RolloutLimits = field(
         default_factory=lambda: RolloutLimits(max_calls=3, max_length=2048, max_new_tokens=256)
     )
     slots: int = at_least(64, 1)  # trajectories under way at once
-    temperature: float = above(1.0, 0)  # of sampling and of the learner's log-probs
+    temperature: float = above(1.0, 0)  # temperature of sampling and of the learner's log-probs
     history: History = History.keep  # whether earlier turns keep their reasoning
     chunk: int = at_least(8, 1)  # tokens the embedded engine decodes between two admissions
     widths: list[int] = several([16, 64, 256, 1024], low=1, some=True)  # compiled prompt widths of that engine
     threads: int = at_least(1, 1)  # parts of the embedded engine's slots that run side by side: a CPU's cores
     lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
-    max_staleness: int = at_least(0, 0)  # versions that a trained token may be old; above 0 rollouts run ahead
+    max_staleness: int = at_least(0, 0)  # largest age of a trained token, in versions; above 0 rollouts run ahead
     spare_groups: int = at_least(0, 0)  # extra groups under way, so that a step need not wait for as many slow ones
     oversample: int = at_least(0, 0)  # groups beyond a step's; those not whole at its end go on in the next one
     slow_after_s: float = seconds(60.0)  # seconds after which a wait is reported

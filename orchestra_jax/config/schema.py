@@ -33,10 +33,10 @@ from orchestra_jax.config.tools import ToolsConfig
 class LoraConfig(Settings):
     """Adapters that are trained instead of the policy itself; the policy at model.path is their frozen base."""
 
-    rank: int = at_least(0, 0)  # of the adapters; 0 trains the whole policy
+    rank: int = at_least(0, 0)  # rank of the adapters; 0 trains the whole policy
     alpha: float = above(32.0, 0)  # the adapters' product is scaled by alpha / rank
     targets: list[LoraTarget] = field(default_factory=lambda: list(LoraTarget))  # the matrices that get one
-    layers: int = at_least(0, 0)  # only the last so many layers get adapters and gradients; 0: all
+    layers: int = at_least(0, 0)  # number of last layers that get adapters and gradients; 0: all
     path: str | None = None  # folder of adapters in PEFT's format that training starts from; null: fresh ones
 
 
@@ -54,7 +54,7 @@ class ModelConfig(Settings):
     param_dtype: DType = DType.float32  # storage dtype of the parameters
     scan_layers: bool = False  # scan over stacked layers: compiles fast on a GPU; unrolled runs faster on a CPU
     remat: Remat = Remat.none  # what the backward pass recomputes
-    attention: AttentionBackend = AttentionBackend.auto  # backend
+    attention: AttentionBackend = AttentionBackend.auto  # backend of attention
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
@@ -62,9 +62,9 @@ class ModelConfig(Settings):
 class MeshConfig(Settings):
     """Devices of all processes along each axis of the mesh; -1 for one axis takes all that are left."""
 
-    data: int = at_least(1, -1)  # devices, batch split
-    fsdp: int = at_least(1, -1)  # devices, batch and parameters split
-    tensor: int = at_least(1, -1)  # devices, heads and MLP split
+    data: int = at_least(1, -1)  # devices that split the batch
+    fsdp: int = at_least(1, -1)  # devices that split the batch and the parameters
+    tensor: int = at_least(1, -1)  # devices that split heads and MLP
     coordinator: str | None = text(None, address=True)  # HOST:PORT of the first process; null: srun or mpirun says
     processes: int | None = at_least(None, 1)  # processes of the run; null: srun or mpirun says, else one
     process: int | None = at_least(None, 0)  # index of this process; null: srun or mpirun says
@@ -74,20 +74,20 @@ class MeshConfig(Settings):
 class RewardConfig(Settings):
     """Multipliers of every instance's preference vector P (Eq. 2), each in [0, 1]."""
 
-    outcome: float = within(1.0, 0, 1)  # times p_outcome
-    compute: float = within(1.0, 0, 1)  # times p_compute (dollars)
-    latency: float = within(1.0, 0, 1)  # times p_latency (seconds)
-    tools: float = within(1.0, 0, 1)  # times every p_tool
+    outcome: float = within(1.0, 0, 1)  # factor of p_outcome
+    compute: float = within(1.0, 0, 1)  # factor of p_compute (dollars)
+    latency: float = within(1.0, 0, 1)  # factor of p_latency (seconds)
+    tools: float = within(1.0, 0, 1)  # factor of every p_tool
     tool_feature: ToolFeature = ToolFeature.count  # m_t: calls, 0/1, or share of all calls
     normalize_outcome: bool = True  # min-max within the group as in Eq. 2; false: an all-right group keeps p_outcome
-    cost_power: float = above(1.0, 0)  # of the dollars: .5 keeps cheap calls apart beside a very dear one
+    cost_power: float = above(1.0, 0)  # power of the dollars; .5: a very dear call does not make cheap ones look equal
 
 
 @dataclass(frozen=True)
 class EnvConfig(Settings):
     """The environment that the policy acts in."""
 
-    name: str = "quickstart"  # of envs.registry.ENVIRONMENTS, or module:class of a file of your own
+    name: str = "quickstart"  # name of an environment (docs/add_an_environment.md), or module:class of your own
     seed: int = at_least(0, 0)  # seed of a generated world, kept apart from the run's
     tokenizer: str | None = "environment"  # for a policy that starts from random weights: see model.tokenizer
     options: dict[str, Any] = field(default_factory=dict)  # settings of an environment of your own
@@ -98,8 +98,8 @@ class RandomPricesConfig(Settings):
     """The price schedule of each instance (section 3.3); rewards count by it, budgets by what is really paid."""
 
     lists: list[str] = field(default_factory=list)  # one of these files of conf/pricing; empty: pricing.name
-    low: float = above(1.0, 0)  # and every price times a factor of its own from low to high, log-uniform
-    high: float = above(1.0, 0)  # see low
+    low: float = above(1.0, 0)  # least factor; each price is multiplied by its own, log-uniform from low to high
+    high: float = above(1.0, 0)  # largest factor
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class ReplayConfig(Settings):
     """The record of tool calls; docs/money.md."""
 
     mode: ReplayMode = ReplayMode.off  # replay: no network, no key, no cost
-    path: str | None = None  # file
+    path: str | None = None  # file of the record
 
 
 @dataclass  # not frozen: OmegaConf would not let the command line change an entry of a list
@@ -177,8 +177,8 @@ class WarmStartConfig(Settings):
     """Supervised steps on scripted demonstrations, for a policy with random weights."""
 
     steps: int = at_least(600, 0)  # optimizer steps at most; 0 skips it
-    pretrained: bool = False  # for the policy at model.path too, or the adapters on it
-    batch_size: int = at_least(64, 1)  # demonstrations
+    pretrained: bool = False  # also warm-start the policy at model.path, or the adapters on it
+    batch_size: int = at_least(64, 1)  # demonstrations of a step
     growing_steps: int = at_least(0, 0)  # first steps, whose prompts grow: from the shortest quarter of them to all
     packing: bool = True  # demonstrations side by side in rows; false: a row each, as wide as algorithm.prefix_widths
     demonstrations: int = at_least(8000, 1)  # scripted trajectories made before the first step
@@ -203,13 +203,13 @@ class EndpointConfig(Settings):
     model: str | None = None  # its name at the endpoint
     price: str | None = None  # its entry of pricing.name; null: the one called as the model
     input: float | None = at_least(None, 0)  # instead of an entry: $ per million prompt tokens
-    cached_input: float | None = at_least(None, 0)  # of cached ones; null: as input
-    output: float | None = at_least(None, 0)  # of answers, reasoning included
+    cached_input: float | None = at_least(None, 0)  # $ per million cached prompt tokens; null: as input
+    output: float | None = at_least(None, 0)  # $ per million tokens of answers, reasoning included
     api_key_env: str | None = None  # environment variable with its key; null: it wants none
     timeout_s: float = seconds(300.0)  # seconds for one request
     retries: int = at_least(4, 0)  # further requests after a failed one
     concurrency: int = at_least(32, 1)  # requests under way at once, of all processes together
-    requests_per_minute: float | None = above(None, 0)  # of all processes together; null: no limit
+    requests_per_minute: float | None = above(None, 0)  # requests a minute of all processes together; null: no limit
     max_tokens_field: str | None = None  # max_tokens or max_completion_tokens; null: as conf/models.yaml says
     extra: dict[str, Any] = field(default_factory=dict)  # further fields of the request, such as reasoning_effort
 
@@ -218,19 +218,19 @@ class EndpointConfig(Settings):
 class EvaluationConfig(Settings):
     """Benchmarks before, during and after training."""
 
-    benchmarks: list[str] = several(["held_out", "preference_swap"])  # of evaluation.benchmarks, or module:function
-    questions: int = at_least(256, 0)  # of held_out; 0 skips all benchmarks
-    seed: int = at_least(7, 0)  # of menus, preferences and samples of evaluations, whatever the run's seed
+    benchmarks: list[str] = several(["held_out", "preference_swap"])  # benchmarks by name, or module:function
+    questions: int = at_least(256, 0)  # number of held-out questions; 0 skips all benchmarks
+    seed: int = at_least(7, 0)  # seed of menus, preferences and samples in evaluations, whatever the run's seed
     preferences: bool | None = None  # append a preference to real questions; null: as data.preferences
     every: int = at_least(0, 0)  # training steps between evaluations; 0: before and after only
     temperature: float = at_least(1.0, 0)  # 0 is greedy
-    samples: int = at_least(1, 1)  # of each question at evaluation.temperature; of several: pass^k and pass@k
+    samples: int = at_least(1, 1)  # samples of each question at evaluation.temperature; several give pass^k and pass@k
     greedy: bool = True  # evaluate at temperature 0 too
-    swap_questions: int = at_least(0, 0)  # of preference_swap; 0 skips it
+    swap_questions: int = at_least(0, 0)  # number of questions of preference_swap; 0 skips it
     turn_caps: list[int] = several(low=1)  # other rollout.limits.max_turns to give figures for, too; evaluate.py
-    limit: int | None = at_least(None, 1)  # only so many tasks of each benchmark (--limit); null: all
-    dry_run: bool = False  # only tell what it will cost (--dry-run); for experiments/evaluate.py
-    judge_sample: str | None = None  # of experiments/judge.py (--sample): rows {question, reference, answer, correct}
+    limit: int | None = at_least(None, 1)  # most tasks of each benchmark (--limit); null: all
+    dry_run: bool = False  # only print what it will cost (--dry-run of experiments/evaluate.py)
+    judge_sample: str | None = None  # file of {question, reference, answer, correct} (--sample of judge.py)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 
 
@@ -249,8 +249,8 @@ class CheckpointConfig(Settings):
 class LoggerConfig(Settings):
     """Loggers of a run's figures; metrics.jsonl is written in any case."""
 
-    names: list[str] = field(default_factory=lambda: ["jsonl"])  # training.loggers, or module:attribute
-    project: str = "orchestra_jax"  # of Weights & Biases
+    names: list[str] = field(default_factory=lambda: ["jsonl"])  # loggers by name, or module:attribute
+    project: str = "orchestra_jax"  # project of Weights & Biases
     trajectories: int = at_least(2, 0)  # trajectories per step written in readable form
     rollouts: bool = True  # write every trajectory in full, for experiments/view.py
     speed: bool = True  # tokens a second, FLOPs, shares of the step's time and lengths, in every step
@@ -260,7 +260,7 @@ class LoggerConfig(Settings):
 class ProfileConfig(Settings):
     """Steps whose work is recorded in detail; docs/metrics.md."""
 
-    steps: list[int] = field(default_factory=list)  # their numbers; a jax.profiler trace of each, in profile/
+    steps: list[int] = field(default_factory=list)  # steps of which jax.profiler writes a trace into profile/
 
 
 @dataclass(frozen=True)
@@ -291,8 +291,8 @@ POLICY_FOLDER = "policy"  # of a run: the trained policy, as transformers and SG
 class WorldConfig(Settings):
     """Settings that environments, tools, money and evaluations read; `RunConfig` adds those of the training."""
 
-    seed: int = at_least(0, 0)  # of everything random in the run
-    output_dir: str = "outputs/${name}"  # folder
+    seed: int = at_least(0, 0)  # seed of everything random in the run
+    output_dir: str = "outputs/${name}"  # folder of the run's files
     policy: str | None = None  # to evaluate: a checkpoint, a run's folder, http://HOST/v1, or baseline:NAME
     reward: RewardConfig = field(default_factory=RewardConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -312,7 +312,7 @@ class WorldConfig(Settings):
 class RunConfig(WorldConfig):
     """One training run. The same name is the same folder: running it again resumes it."""
 
-    name: str = "quickstart"  # of the run
+    name: str = "quickstart"  # name of the run
     steps: int = at_least(250, 0)  # training steps
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     compilation_cache: str | None = "~/.cache/orchestra_jax"  # folder of compiled programs for later starts; null: none

@@ -13,8 +13,8 @@ class MenuRule(Settings):
 
     form: MenuForm = MenuForm.separate  # a tool for each expert; the paper's three functions; or nothing to call
     subset: bool = False  # a random subset per instance, else everything
-    fewest: int = at_least(2, 1)  # fewest tools of one (models of each function in the released form)
-    most: int | None = at_least(None, 1)  # most; null: all
+    fewest: int = at_least(2, 1)  # fewest tools of a menu (models of each function in the released form)
+    most: int | None = at_least(None, 1)  # most tools of a menu; null: all
     self_hosted: float = within(0.0, 0, 1)  # chance of each model with open weights to run on the user's own machines
     always: list[str] = field(default_factory=list)  # tools that every random subset has, such as python
     aliases: bool = False  # experts are called expert-1, expert-2, ... in the random order of each menu
@@ -39,11 +39,11 @@ class ExpertServer(Settings):
     url: str | None = text(None, url=True)  # such as http://10.0.0.5:8000/v1
     api_key_env: str | None = None  # environment variable with its key; null: it wants none
     context_tokens: int | None = at_least(None, 2)  # prompt and reply; null: the model's (conf/models.yaml), or 32,768
-    max_tokens: int | None = at_least(None, 1)  # of a reply, reasoning included; null: the model's, or 4,096
+    max_tokens: int | None = at_least(None, 1)  # tokens of a reply, reasoning included; null: the model's, or 4,096
     timeout_s: float = seconds(300.0)  # seconds for one request
     retries: int = at_least(4, 0)  # further requests after a failed one
     concurrency: int = at_least(32, 1)  # requests under way at once, of all processes of the run together
-    requests_per_minute: float | None = above(None, 0)  # of all processes of the run together; null: no limit
+    requests_per_minute: float | None = above(None, 0)  # requests a minute of all processes together; null: no limit
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class WebConfig(Settings):
     """Web search."""
 
     provider: WebProvider = WebProvider.tavily  # tavily: with the key TAVILY_API_KEY; wikipedia: without one
-    url: str | None = text(None, url=True)  # of its API; null: the provider's own
+    url: str | None = text(None, url=True)  # address of its API; null: the provider's own
     timeout_s: float = seconds(30.0)  # seconds for one request
 
 

@@ -16,3 +16,9 @@ def test_the_page_is_the_schemas() -> None:
         (key for key, group in keys().items() if group is None), key=[row[0].strip("|` ") for row in rows].index
     )
     assert [row[0] for row in rows if len(row[-1].strip(" |")) < 3] == []
+
+
+def test_a_long_meaning_is_said_once():
+    meanings = [line.split(" | ")[-1].strip(" |") for line in (DOCS / "keys.md").read_text().splitlines()]
+    long = [meaning for meaning in meanings if len(meaning) > 60]
+    assert len(long) == len(set(long))
