@@ -18,7 +18,7 @@ def test_the_page_is_the_schemas() -> None:
     assert [row[0] for row in rows if len(row[-1].strip(" |")) < 3] == []
 
 
-def test_a_long_meaning_is_said_once():
+def test_a_long_meaning_is_said_once() -> None:
     meanings = [line.split(" | ")[-1].strip(" |") for line in (DOCS / "keys.md").read_text().splitlines()]
     long = [meaning for meaning in meanings if len(meaning) > 60]
     assert len(long) == len(set(long))
