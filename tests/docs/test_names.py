@@ -58,6 +58,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_whole(page: Path) -> None:
+    """No empty line parts a table, and all of its rows have as many cells as its head."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
+        rows = [re.sub(r"`[^`]*`|\\\|", "", row) for row in table.splitlines()]
+        assert re.fullmatch(r"[\s|:-]+", "".join(rows[1:2])), table
+        assert {row.count("|") for row in rows} == {rows[0].count("|")}, table
+
+
 def test_the_readme_is_read_in_a_minute() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
