@@ -18,6 +18,7 @@ from orchestra_jax.rollout.messages import MessageEngine, WholeReply
 from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, PolicyTurn
 from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
+from orchestra_jax.tools.relay import NO_RESULT, RELAY, can_relay
 from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.types import (
     TRAJECTORY_ROLES,
@@ -226,6 +227,7 @@ class AskedEpisode:
         self._own = {spec.name: replace(spec, terminal=True) for spec in said.tools}
         self.tools: tuple[ToolSpec, ...] = (*episode.tools, *self._own.values())
         self._prices_usd = {spec.name: spec.price_usd or 0.0 for spec in episode.tools}
+        self._read = dict[str, bool]()  # by tool, whether the policy has read its last result; that one at the end
         self.prices: PriceList | None = getattr(episode, "prices", None)
         self._episode, self._account = episode, account
         account.begin(self.prices)
@@ -247,8 +249,10 @@ class AskedEpisode:
         try:
             if account.too_dear(self._prices_usd.get(call.name, 0.0)):
                 result = ToolResult(OUT_OF_BUDGET, is_error=True, refused=True)
+            elif (made := self._of_read(call)) is None:
+                result = ToolResult(NO_RESULT, is_error=True, refused=True)
             else:
-                result = await self._episode.step(call)
+                result = await self._episode.step(made)
         except InfrastructureError as error:
             await account.failed(number, error, paid=account.paid(before, error.usage))
             raise
@@ -256,7 +260,20 @@ class AskedEpisode:
             if error.scope != REQUEST:
                 raise
             result = ToolResult(OUT_OF_BUDGET, error.usage, is_error=True, refused=True)
-        return await account.answered(number, result, paid=account.paid(before, result.usage))
+        shown = await account.answered(number, result, paid=account.paid(before, result.usage))
+        if can_relay(result):
+            self._read.pop(call.name, None)
+            self._read[call.name] = can_relay(shown)
+        return shown
+
+    def _of_read(self, call: ToolCall) -> ToolCall | None:
+        """Return a call such that `relay` hands over what the policy has read, no refused result; None: it cannot."""
+        if call.name != RELAY.name or all(self._read.values()):
+            return call
+        last = next((name for name, read in reversed(self._read.items()) if read), None)
+        name = call.arguments.get("tool", last)
+        known = isinstance(name, str) and self._read.get(name, False)
+        return replace(call, arguments={"tool": name}) if known else None
 
     async def score(self, answer: str) -> bool:
         return False

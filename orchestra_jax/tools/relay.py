@@ -14,6 +14,7 @@ RELAY = ToolSpec(
     parameters={"type": "object", "properties": {"tool": _TOOL}, "required": []},
     terminal=True,
 )
+NO_RESULT = "There is no result to hand over yet: call a tool first."
 
 
 def relaying(handlers: Mapping[str, ToolHandler]) -> dict[str, ToolHandler]:
@@ -38,9 +39,9 @@ def relaying(handlers: Mapping[str, ToolHandler]) -> dict[str, ToolHandler]:
         name = arguments.get("tool", next(reversed(results), None))
         if name in results:
             return ToolResult(results[name], (Usage(RELAY.name),), final=results[name])
-        missing = "There is no result to hand over yet: call a tool first."
-        if results:
-            missing = f"There is no result of {name!r}; results are there of {', '.join(results)}."
+        missing = (
+            f"There is no result of {name!r}; results are there of {', '.join(results)}." if results else NO_RESULT
+        )
         return ToolResult(missing, is_error=True, refused=True)
 
     return {name: kept(name, handler) for name, handler in handlers.items()} | {RELAY.name: relay}

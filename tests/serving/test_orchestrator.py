@@ -2,14 +2,16 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import orchestra_jax as oj
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.envs.base import ToolEpisode
 from orchestra_jax.money.bill import bill
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
@@ -18,7 +20,9 @@ from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.serving.asking import Account, AskedEpisode, Purse, QuestionError, Surroundings
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.tools.base import tool
-from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
+from orchestra_jax.tools.relay import RELAY, relaying
+from orchestra_jax.types import InfrastructureError, Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Usage
 from tests.serving.made import CALLED, ask_dear, calling, qa_settings, random_run, scripted
 from tests.tools.openai_stub import StubOpenAI
 
@@ -184,6 +188,40 @@ async def test_what_a_failed_call_paid_counts_once(most: float | None, paid: boo
     assert account.usd == pytest.approx(0.2)
     assert (account.ledger, [step.usd for step in account.steps]) == ([row], [0.2, 0.0])
     assert (purse.paid.spent.usd, purse.own.spent.usd) == ((0.2, 0.0) if paid else (0.0, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("calls", "final"),
+    [
+        ([("dear", {}), ("relay", {})], None),
+        ([("dear", {}), ("relay", {"tool": "dear"})], None),
+        ([("dear", {}), ("relay", {"tool": ["dear"]})], None),
+        ([("cheap", {}), ("dear", {}), ("relay", {})], "cheap says so"),
+        ([("dear", {}), ("cheap", {}), ("relay", {"tool": "dear"})], None),
+        ([("dear", {}), ("cheap", {}), ("relay", {"tool": "cheap"})], "cheap says so"),
+    ],
+)
+async def test_a_result_that_was_too_dear_is_not_handed_over(calls: list, final: str | None):
+    def recorded(name: str, usd: float) -> ToolHandler:
+        async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+            return ToolResult(f"{name} says so", (Usage(name, cost_usd=usd),))  # what it costs is known afterwards
+
+        return call
+
+    class World(ToolEpisode):
+        async def score(self, answer: str) -> bool:
+            return False
+
+    tools = tuple(replace(RELAY, name=name, terminal=False) for name in ("cheap", "dear"))
+    executor = ToolExecutor((*tools, RELAY), relaying({"cheap": recorded("cheap", 0.1), "dear": recorded("dear", 9.0)}),
+                            Budget())  # fmt: skip
+    account = Account(1.0, PriceList("none", "", "", {}), Purse(Budget()), lambda step: None)
+    task = Task("t", "Why?", (), executor.tools, Preference("", ""))
+    episode = AskedEpisode(World(task, executor, [{"role": "user", "content": "Why?"}]), account, Surroundings())
+    for name, arguments in calls:
+        found = await episode.step(ToolCall(name, arguments))
+    assert (found.final, found.refused) == (final, final is None)
+    assert account.usd == pytest.approx(0.1 * sum(name == "cheap" for name, _ in calls))
 
 
 def test_paid_calls_stand_in_the_bill_and_stop_at_the_budgets(tmp_path: Path):
