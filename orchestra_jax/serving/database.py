@@ -83,7 +83,8 @@ REQUESTS = Table(
     Column("ended", Float),
     Column("status", String),
     Column("reason", String),
-    Column("usd", BigInteger),  # as the client was told: its own tokens, simulated and recorded calls included
+    # As the client was told, own tokens, simulated and recorded calls included; and what was billed after its end.
+    Column("usd", BigInteger),
     Column("seconds", Float),
     Column("policy", String),  # the weights that answered
     Column("kept", String),  # JSON: messages before the question, task and trajectory

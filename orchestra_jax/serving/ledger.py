@@ -47,7 +47,12 @@ class _CallJournal:
 
     Args:
         paid: whether somebody else is paid for them; only those count in the servers' budget.
+
+    Attributes:
+        late: once the request has ended, is told the dollars of its calls that end after it.
     """
+
+    late: Callable[[float], None] | None = None
 
     def __init__(self, database: ServerDatabase, request: str, accounts: Sequence[_Account], *, paid: bool) -> None:
         self._database, self._request, self._accounts, self._paid = database, request, accounts, paid
@@ -93,6 +98,8 @@ class _CallJournal:
     def end(self, call: int, billed: Usage | None) -> None:
         """Replace the reservation by what was billed; None: nothing was."""
         amounts = None if billed is None else _amounts(billed)
+        if (late := self.late) is not None and billed is not None:
+            late(billed.cost_usd)
 
         def work(connection: Connection) -> None:
             mine = CALLS.c.id == self._id(call)
@@ -104,6 +111,9 @@ class _CallJournal:
             else:
                 connection.execute(update(CALLS).where(mine).values(usd=amounts[0], tokens=amounts[1]))
             usd, tokens = amounts or (0, 0)
+            if late is not None:
+                asked = update(REQUESTS).where(REQUESTS.c.id == self._request)
+                connection.execute(asked.values(usd=REQUESTS.c.usd + usd))
             for account in self._accounts:
                 less = -1 if amounts is None else 0
                 _add(connection, account.name, usd - found.worst_usd, tokens - found.worst_tokens, less)
@@ -155,10 +165,11 @@ class ServedPurse(Purse):
         self._account = None if key is None else key.account(self._begun)
         usd = None if limits.usd is None else pico(limits.usd)
         accounts = [_Account(SERVERS, usd, limits.tokens, limits.calls)]
-        super().__init__(_Kept("run", _CallJournal(database, request, accounts, paid=True)))
-        if key is not None and self._account is not None:
-            own = _Account(self._account, key.usd_per_day)
-            self.paid = _Kept("run", _CallJournal(database, request, [*accounts, own], paid=True))
+        own = None if key is None or self._account is None else _Account(self._account, key.usd_per_day)
+        accounts += [] if own is None else [own]
+        self._paid_calls = _CallJournal(database, request, accounts, paid=True)
+        super().__init__(_Kept("run", self._paid_calls))
+        if own is not None:
             self.own = _Kept("key", _CallJournal(database, request, [own], paid=False))
 
     async def begin(self, max_usd: float | None) -> float | None:
@@ -212,8 +223,9 @@ class ServedPurse(Purse):
         connection.execute(delete(REQUESTS).where(REQUESTS.c.id == self._request))
 
     def end(self, answer: Answer, task: Task) -> "Future[None]":
-        """Write the end of the request, after what its calls were billed."""
+        """Write the end of the request. What is billed later, for calls that it has left, is added to its row."""
         self._told(answer.cost_usd)
+        self._paid_calls.late = self._told
         kept = None
         if self._keep and answer.trajectory is not None:
             played = encode_trajectory(answer.trajectory) | {"answer": answer.answer}  # None: a tool of the client

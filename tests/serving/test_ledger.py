@@ -22,6 +22,7 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.money.budgets import BudgetExceeded, Limits
 from orchestra_jax.money.prices import POLICY, Price, PriceList
 from orchestra_jax.money.reservations import acquire
+from orchestra_jax.serving.answers import Answer
 from orchestra_jax.serving.asking import Account
 from orchestra_jax.serving.database import PICO, REQUESTS, VERDICTS, ServerDatabase, opened, pico
 from orchestra_jax.serving.errors import RequestError
@@ -29,7 +30,7 @@ from orchestra_jax.serving.feedback import logged
 from orchestra_jax.serving.keys import KeyRing, add_key, digest, end_key, list_keys
 from orchestra_jax.serving.ledger import JUDGES, SERVERS, ServedPurse, forget, judge_budget
 from orchestra_jax.serving.report import policies
-from orchestra_jax.types import Usage
+from orchestra_jax.types import Preference, Status, Task, Usage
 from tests.serving.made import ROOT, rows
 
 BINARIES = Path("/usr/lib/postgresql/15/bin")
@@ -41,7 +42,7 @@ from orchestra_jax.money.reservations import acquire
 from orchestra_jax.serving.database import ServerDatabase
 from orchestra_jax.serving.keys import KeyRing, digest
 from orchestra_jax.serving.ledger import ServedPurse
-from orchestra_jax.types import Usage
+from orchestra_jax.types import Preference, Status, Task, Usage
 
 async def main(address, worker, key):
     database = ServerDatabase(address)
@@ -285,3 +286,23 @@ async def test_report_verdicts_and_the_judges_budget_are_the_same_on_both(addres
             await acquire(judge_budget(database, 0.03), Usage("judge", cost_usd=0.02))
         (account,) = (row for row in rows(database, "accounts") if row["name"] == JUDGES)
         assert (account["usd"], account["calls"]) == (pico(0.015), 1)
+
+
+@pytest.mark.parametrize("usd_per_day", [None, 1.0])
+async def test_a_bill_that_comes_after_the_end_of_its_request_stands_in_its_row(
+    tmp_path: Path, usd_per_day: float | None
+):
+    told, none = list[float](), Task("t", "Why?", (), (), Preference("", ""))
+    with opened(tmp_path / "served.db") as database:
+        anna = digest(add_key(database, "anna", usd_per_day, None))
+        key = KeyRing(database, None).read().known[anna]
+        purse = ServedPurse(database, "asked", key, Limits(), "test", keep=False, told=told.append)
+        await purse.begin(None)
+        heard, late, free = [await acquire(purse.paid, Usage("expert", cost_usd=0.2)) for _ in range(3)]
+        heard.settle(Usage("expert", cost_usd=0.1))
+        purse.end(Answer("asked", None, Status.NO_ANSWER, "late", "max_seconds", 0.1, 1.0, (), (), ()), none)
+        late.settle(Usage("expert", cost_usd=0.15))
+        free.release()
+        (asked,), called = rows(database, "requests"), rows(database, "calls")
+    assert told == [0.1, 0.15]
+    assert asked["usd"] == sum(call["usd"] for call in called) == 0.25 * PICO
