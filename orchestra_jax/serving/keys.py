@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.serving.database import ACCOUNTS, KEYS, REQUESTS, ServerDatabase, dollars, pico
@@ -120,20 +120,24 @@ def end_key(database: ServerDatabase, name: str) -> None:
 
 
 def list_keys(database: ServerDatabase) -> list[dict[str, Any]]:
-    """Return for each key its limits, and what its account of today holds."""
+    """Return for each key its limits, and what it has used since midnight UTC."""
     now = time.time()
 
     def work(connection: Connection) -> list[dict[str, Any]]:
         found = []
         for row in connection.execute(select(KEYS).order_by(KEYS.c.name)).all():
             account = Key(row.id, row.name, row.usd_per_day).account(now)
-            used = connection.execute(select(ACCOUNTS.c.usd).where(ACCOUNTS.c.name == account)).scalar() or 0
-            asked = select(REQUESTS.c.id).where(REQUESTS.c.key == row.id, REQUESTS.c.begun > now - _DAY_S)
+            mine, today = REQUESTS.c.key == row.id, REQUESTS.c.begun >= now - now % _DAY_S
+            query = select(func.sum(REQUESTS.c.usd)).where(mine, today)  # no budget: there is no account
+            if account is not None:
+                query = select(ACCOUNTS.c.usd).where(ACCOUNTS.c.name == account)
+            used = connection.execute(query).scalar() or 0
+            asked = select(REQUESTS.c.id).where(mine, REQUESTS.c.begun > now - _DAY_S)
             found.append(
                 {
                     "name": row.name,
                     "usd_per_day": None if row.usd_per_day is None else dollars(row.usd_per_day),
-                    "usd_today": dollars(used),
+                    "usd_today": dollars(int(used)),
                     "per_minute": row.per_minute,
                     "requests_in_24_h": len(connection.execute(asked).all()),
                     "ended": row.ended is not None,

@@ -8,7 +8,7 @@ pytest.importorskip("sqlalchemy", reason="needs the server's packages: pip insta
 import openai
 
 from orchestra_jax.serving.database import PICO, opened
-from orchestra_jax.serving.keys import add_key, end_key
+from orchestra_jax.serving.keys import add_key, end_key, list_keys
 from tests.serving.made import ask_dear, client, qa_settings, rows, scripted, status
 
 WHY = [{"role": "user", "content": "Why?"}]
@@ -51,6 +51,8 @@ async def test_each_key_has_its_budget_and_its_rate_as_the_openai_client_reads_t
                 model="tiny", messages=WHY, extra_body={"orchestra": {"keep": False}}
             )
         asked = {row["id"]: row for row in rows(database, "requests")}
+        used = {row["name"]: row["usd_today"] for row in list_keys(database)}
+    assert used == {"poor": 1.0, "rich": 0.8, "slow": 0.4}  # also without a budget
     assert account["usd"] == 0.8 * PICO
     assert asked.pop(kept.id)["kept"] is None
     assert [(row["key"], bool(row["kept"])) for row in asked.values()] == [
