@@ -257,7 +257,7 @@ class Orchestrator:
         """
         if not question.strip():
             raise QuestionError("The question is empty.")
-        words = None if wish is None else self.wishes.get(wish, wish)
+        words = self.wishes.get(wish, wish) if wish and wish.strip() else None
         try:
             task = self._world.pose(question, words)
         except ValueError as error:

@@ -119,8 +119,8 @@ def _check_field(key: str, value: Any) -> None:
         return
     known = _DEFAULTS.get(key, ())
     if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known):
-        allowed = f"only {' or '.join(map(repr, known))} is" if known else "it is not"
-        raise unsupported(key, _INSTEAD.get(key, f"{allowed} supported here"))
+        allowed = f"only {' or '.join(map(repr, known))} is" if known else "leave it out"
+        raise unsupported(key, _INSTEAD.get(key, allowed))
 
 
 def _wish(

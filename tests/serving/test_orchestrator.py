@@ -70,6 +70,7 @@ def test_a_conversation_stands_before_its_question(served: Orchestrator):
     said = served._opened.chat.spelled(found.trajectory.turns[0].prompt_ids)
     assert "user What is 3 * 4?<|im_end|><|im_start|> assistant12<|im_end|><|im_start|> user What is 7 * 8?" in said
     assert said.endswith("Keep the cost low.<|im_end|><|im_start|> assistant")
+    assert served.posed("What is 7 * 8?", " ") == served.posed("What is 7 * 8?")  # no wish
 
 
 @pytest.mark.parametrize(
@@ -365,7 +366,7 @@ def test_a_judge_is_not_asked_and_a_known_question_has_the_menu_of_evaluation(tm
         assert (posed.id, posed.answer, posed.tools, posed.extra) == (known.id, known.answer, known.tools, known.extra)
         other = orchestrator.posed("Why?", "cheap")
         assert (other.answer, other.preference.instruction) == ((), orchestrator.wishes["cheap"])
-        assert orchestrator.posed("Why?").preference.instruction == ""
+        assert [orchestrator.posed("Why?", wish).preference.instruction for wish in (None, "", " ")] == ["", "", ""]
         found = orchestrator.ask(known)
         assert (found.answer, found.trajectory.solved) == (f"It is {len(known.question)}.", False)
 
