@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KEY = "ORCHESTRA_API_KEY"  # environment variable with the key that clients have to send
 _STOP_S = 10  # for requests under way to end, once the server is told to stop
+_LAST_S = 2  # for clients to hear that theirs did not
 _HOUR_S = 3600
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -111,7 +112,7 @@ def _listening(host: str, port: int) -> socket.socket:
 async def _served(
     server: "ChatServer", listening: socket.socket, host: str, beside: Sequence[Coroutine[Any, Any, None]]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second one does not wait for requests under way. `beside` runs meanwhile."""
+    """Serve until SIGINT or SIGTERM; a second one ends requests under way. `beside` runs meanwhile."""
     import uvicorn
 
     from orchestra_jax.io.http_server import HttpServer
@@ -120,7 +121,7 @@ async def _served(
         uvicorn.Config(
             server.app(),
             log_level="warning",
-            timeout_graceful_shutdown=_STOP_S,
+            timeout_graceful_shutdown=_STOP_S + _LAST_S,
             lifespan="off",
             server_header=False,
             proxy_headers=False,
@@ -128,7 +129,12 @@ async def _served(
     )
 
     def stop() -> None:
-        http.force_exit, http.should_exit = http.should_exit, True
+        if not http.should_exit:
+            loop.call_later(_STOP_S, server.stopping.set)
+        else:
+            http.force_exit = server.stopping.is_set()
+            server.stopping.set()
+        http.should_exit = True
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

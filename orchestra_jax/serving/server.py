@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving import wire
-from orchestra_jax.serving.answers import Answer, CallStep, told
+from orchestra_jax.serving.answers import Answer, CallStep, tell, told
 from orchestra_jax.serving.asking import QuestionError
 from orchestra_jax.serving.canary import Canary
 from orchestra_jax.serving.database import ServerDatabase
@@ -67,6 +67,9 @@ class ChatServer:
 
     Args:
         canary: divides conversations between the orchestrator and a newer policy.
+
+    Attributes:
+        stopping: set to end the requests under way.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class ChatServer:
         self.orchestrator, self.limits, self.metrics, self._canary = orchestrator, limits, Metrics(), canary
         self.database, self.keys = database, KeyRing(database, limits.key)
         self._dearest = DearestModel.of(orchestrator)
-        self._under_way, self._started = 0, int(time.time())
+        self._under_way, self._started, self.stopping = 0, int(time.time()), asyncio.Event()
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -198,12 +201,12 @@ class ChatServer:
             asked.options["purse"] = self._purse(asked, request.state.key, policy)
             if asked.stream:
                 steps = orchestrator.astream(asked.question, **asked.options)
-                first = await until_gone(request, anext(steps))
+                first = await until_gone(request, anext(steps), self.stopping)
                 if isinstance(first, Answer):
                     self._ended_as(first, policy)
                 response: Response = Stream(self._chunks(asked, policy, first, steps), steps, held.pop_all())
             else:
-                answer = await until_gone(request, orchestrator.aask(asked.question, **asked.options))
+                answer = await until_gone(request, orchestrator.aask(asked.question, **asked.options), self.stopping)
                 self._ended_as(answer, policy)
                 response = JSONResponse(wire.completion(asked, answer), headers={"x-request-id": answer.id})
             self.metrics.requests.labels("200").inc()
@@ -256,7 +259,7 @@ class ChatServer:
         name = asked.options["request_id"]
         yield _line(wire.chunk(asked, name, {"role": "assistant", "content": ""}))
         try:
-            async for step in beating(first, steps):
+            async for step in beating(first, steps, self.stopping):
                 if step is None:
                     yield ": under way\n\n"
                 elif isinstance(step, CallStep):
@@ -309,9 +312,7 @@ def _problem(error: Exception) -> RequestError | None:
     match error:
         case RequestError():
             return error
-        case BudgetExceeded(scope=""):
-            return RequestError(503, str(error), kind="server_error", code="disk", retry_s=30)
-        case BudgetExceeded():
+        case BudgetExceeded() if error.scope:
             return RequestError(402, str(error), kind="insufficient_quota", code="budget_exceeded")
         case OutOfTime():
             return RequestError(503, str(error), kind="server_error", code="engine_unavailable", retry_s=5)
@@ -319,10 +320,10 @@ def _problem(error: Exception) -> RequestError | None:
             return RequestError(422, str(error), code="not_recorded")
         case ClientDisconnect():
             return RequestError(499, "The client has gone.", code="client_closed_request")
-        case OSError():
-            return RequestError(
-                503, "The record of requests cannot be written.", kind="server_error", code="disk", retry_s=30
-            )
+        case BudgetExceeded() | OSError():
+            tell(str(error))  # to whoever runs the server: it names the database
+            words = "The record of requests cannot be written."
+            return RequestError(503, words, kind="server_error", code="disk", retry_s=30)
         case QuestionError():
             return RequestError(400, str(error), param="messages", code="invalid_value")
     return None

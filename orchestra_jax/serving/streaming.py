@@ -10,6 +10,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from orchestra_jax.serving.answers import Answer, CallStep
+from orchestra_jax.serving.errors import RequestError
 
 _BEAT_S = 15.0  # between two signs of life of a stream
 
@@ -32,16 +33,23 @@ class Stream(StreamingResponse):
 
 
 async def beating(
-    first: CallStep | Answer, steps: AsyncIterator[CallStep | Answer]
+    first: CallStep | Answer, steps: AsyncIterator[CallStep | Answer], stopping: asyncio.Event
 ) -> AsyncIterator[CallStep | Answer | None]:
-    """Yield the steps, and None where none came for a while, so that no proxy takes the stream for dead."""
+    """Yield the steps, and None where none came for a while, so that no proxy takes the stream for dead.
+
+    Raises:
+        RequestError: the server stops.
+    """
     yield first
     waiting: asyncio.Task[CallStep | Answer] | None = None
+    stop = asyncio.ensure_future(stopping.wait())
     try:
         while True:
             waiting = waiting or asyncio.ensure_future(cast(Any, anext(steps)))
-            done, _ = await asyncio.wait([waiting], timeout=_BEAT_S)
-            if not done:
+            await asyncio.wait([waiting, stop], timeout=_BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                if stop.done():
+                    raise _stopped()
                 yield None
                 continue
             found, waiting = waiting, None
@@ -50,25 +58,32 @@ async def beating(
             except StopAsyncIteration:
                 return
     finally:
-        if waiting is not None:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+        await _ended(*(task for task in (waiting, stop) if task is not None))
 
 
-async def until_gone(request: Request, work: Any) -> Any:
-    """Return the result of the work, which ends when its client has gone.
+async def until_gone(request: Request, work: Any, stopping: asyncio.Event) -> Any:
+    """Return the result of the work, which ends when its client has gone or the server stops.
 
     Raises:
-        ClientDisconnect: it has.
+        ClientDisconnect: the client has gone.
+        RequestError: the server stops.
     """
-    doing = asyncio.ensure_future(work)
+    doing, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
     gone = asyncio.ensure_future(request.receive())  # the body is read: nothing but the end can come
     try:
-        await asyncio.wait([doing, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise ClientDisconnect
-        return doing.result()
+        await asyncio.wait([doing, gone, stop], return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientDisconnect if gone.done() else _stopped()
     finally:
-        for task in (doing, gone):
-            task.cancel()
-        await asyncio.gather(doing, gone, return_exceptions=True)
+        await _ended(doing, gone, stop)
+
+
+async def _ended(*tasks: "asyncio.Future[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _stopped() -> RequestError:
+    return RequestError(503, "The server stops: ask again.", kind="server_error", code="stopping", retry_s=5)

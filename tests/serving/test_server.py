@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -265,6 +266,36 @@ async def test_a_client_that_goes_away_ends_its_request_which_pays_its_bill(tmp_
     database.close()
     assert [(row["reason"], row["usd"]) for row in asked] == [("cancelled", 0.4 * PICO)] * 2
     assert [(row["name"], row["usd"]) for row in called] == [("dear", 0.4 * PICO)] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_stops_says_so_to_whoever_waits(tmp_path: Path, stream: bool):
+    GO_ON.clear()
+    settings = ["name=tiny", *qa_settings(tmp_path, f"{__name__}:slow")]
+    with scripted(tmp_path, calling("slow"), *settings) as orchestrator, opened(tmp_path / "served.db") as database:
+        server = ChatServer(orchestrator, database, ServerLimits())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app()), base_url=LOCAL) as http:
+            asking = asyncio.create_task(posted(http, stream=stream))
+            await asyncio.to_thread(BEGUN.acquire, timeout=60)
+            server.stopping.set()
+            found = await asking
+        GO_ON.set()
+    said = found.text.split("\n\n")[-3].removeprefix("data: ") if stream else found.text
+    assert json.loads(said)["error"]["code"] == "stopping"
+    assert (found.status_code, found.headers.get("retry-after")) == ((200, None) if stream else (503, "5"))
+    assert server._under_way == 0
+
+
+async def test_a_client_is_not_told_where_the_database_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    settings = ["name=tiny", *qa_settings(tmp_path)]
+    with scripted(tmp_path, ask_dear, *settings) as orchestrator:
+        async with client(orchestrator) as http:
+            assert (await posted(http)).status_code == 200  # the keys are read
+            sqlite3.connect(orchestrator.folder / "served.db").execute("DROP TABLE calls")
+            lost = await posted(http)
+    assert (lost.status_code, lost.json()["error"]["code"], lost.headers["retry-after"]) == (503, "disk", "30")
+    assert lost.json()["error"]["message"] == "The record of requests cannot be written."
+    assert str(orchestrator.folder) in capfd.readouterr().err
 
 
 async def test_an_empty_budget_a_dead_tool_and_too_many_requests_have_their_statuses(tmp_path: Path):
