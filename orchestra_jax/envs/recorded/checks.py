@@ -8,13 +8,14 @@ import numpy as np
 
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.envs.recorded.offer import PYTHON, shown, tool_name
-from orchestra_jax.envs.recorded.table import Recording, read_answer, same_answer
+from orchestra_jax.envs.recorded.table import Recording, digits, read_answer, same_answer
 from orchestra_jax.money.prices import PriceList
 
 _OWN_NAMES = {PYTHON: "the sandbox", "orchestrator": "the policy"}  # price lists have them
 _TRAINED = "training_questions.sha256"  # in the folder of a run
 _NAMED = 6  # models that the line on costs names; of more it tells the number
-_CHECKED, _MISMATCH = 2000, 0.01  # answers of a mark that are compared with the reference; share that a line tells
+_CHECKED = 2000  # answers of a mark that are compared with the reference
+_MISMATCH, _TOO_MANY = 0.01, 0.1  # shares that a line tells, and that are refused of correct answers
 
 
 def refuse_names(recording: Recording) -> None:
@@ -52,8 +53,16 @@ def cost_note(recording: Recording, prices: PriceList) -> str:
     """Return a line on where the dollars of calls come from."""
     listed = [model for model in recording.models if model in prices.entries]
     whom = ", ".join(listed) if len(listed) <= _NAMED else f"{len(listed)} models"
-    known = ~np.isnan(recording.cost_usd[:, [recording.models.index(model) for model in listed]])
-    instead = ", and not as recorded" if known.any() else ""
+    recorded = priced = 0.0
+    for model in listed:
+        column = recording.models.index(model)
+        known = ~np.isnan(recording.cost_usd[:, column])
+        asked, said = (
+            int(counts[known, column].sum()) for counts in (recording.prompt_tokens, recording.completion_tokens)
+        )
+        recorded += recording.cost_usd[known, column].sum()
+        priced += prices.cost(model, prompt_tokens=asked, completion_tokens=said, calls=int(known.sum()))
+    instead = f", and not as recorded, which is {digits(recorded / priced)} times that" if recorded and priced else ""
     parts = [f"by the price list {prices.id} for {whom}{instead}"] if listed else []
     if rest := len(recording.models) - len(listed):
         parts.append(f"as recorded for {rest} models that the price list {prices.id} does not have")
@@ -64,7 +73,7 @@ def doubts(recording: Recording) -> list[str]:
     """Return lines on answers that the score of a policy, which is by the reference, counts otherwise than the table.
 
     Raises:
-        ConfigError: all answers that the table calls correct differ from their references.
+        ConfigError: many answers that the table calls correct differ from their references.
     """
     found = list[str]()
     for marked, called, counted in ((True, "correct", "wrong"), (False, "wrong", "right")):
@@ -72,13 +81,13 @@ def doubts(recording: Recording) -> list[str]:
         if not odd or len(odd) < _MISMATCH * count:
             continue
         example = f"such as {odd[0][1][:40]!r} for {odd[0][0][0][:40]!r}"
-        if marked and len(odd) == count > 1:
+        answers = "answers" if whole else "checked answers"
+        if marked and len(odd) > max(1.0, _TOO_MANY * count):
             raise ConfigError(
-                "No answer of env.options.path that is marked as correct equals its reference, "
-                f"{example}, so that every policy would score 0: check the columns 'output' and 'answer', or leave "
+                f"{len(odd)} of {count} {answers} of env.options.path that are marked as correct differ from their "
+                f"reference, {example}, and would count as wrong: check the columns 'output' and 'answer', or leave "
                 "'answer' out, and what a right model said is right."
             )
-        answers = "answers" if whole else "checked answers"
         found.append(
             f"  {len(odd)} of {count} {answers} that are marked as {called} count as {counted} here, {example}"
         )

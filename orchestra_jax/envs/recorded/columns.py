@@ -21,10 +21,11 @@ SEVERAL = "\x1e"  # between the entries of a list
 _BLOCK_BYTES = 32 << 20  # a row must fit
 _SHOWN = 40  # characters of a value that a sentence repeats
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_CALLED = {",": "commas", "\t": "tabs"}
 _SUFFIXES = (*_SEPARATORS, ".json", ".jsonl", ".parquet")
 _NO_UTF8 = "it is not UTF-8: save it in this encoding"
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
-_ONE_TEXT = "{}: {!r} must be one text, not a list: of messages, write what was asked or said."
+ONE_TEXT = "{}: {!r} must be one text, not a list: of messages, write what was asked or said."
 
 
 class Column(NamedTuple):
@@ -34,11 +35,13 @@ class Column(NamedTuple):
         names: what it may be called.
         needed: a table without it, or a row that leaves it empty, is refused.
         most: the largest number that it may hold; None: texts.
+        whole: numbers without a fraction alone.
     """
 
     names: tuple[str, ...]
     needed: bool = False
     most: float | None = None
+    whole: bool = False
 
 
 COLUMNS: Mapping[str, Column] = {
@@ -49,8 +52,8 @@ COLUMNS: Mapping[str, Column] = {
     "id": Column(("id", "question_id", "sample_id")),
     "family": Column(("family", "set", "eval_name", "task")),
     "answer": Column(("answer", "reference", "reference_answer")),
-    "prompt_tokens": Column(("prompt_tokens", "input_tokens"), most=1e9),
-    "tokens": Column(("tokens", "completion_tokens", "output_tokens"), most=1e9),
+    "prompt_tokens": Column(("prompt_tokens", "input_tokens"), most=1e9, whole=True),
+    "tokens": Column(("tokens", "completion_tokens", "output_tokens"), most=1e9, whole=True),
     "cost": Column(("cost", "cost_usd", "total_cost"), most=1e5),  # dollars
     "latency": Column(("latency", "latency_s", "seconds"), most=1e6),  # seconds
 }
@@ -96,10 +99,12 @@ class Texts:
         return self.of_values(np.array(self.values, object), "")
 
     def numbers(self) -> Float[np.ndarray, " R"]:
-        """Return the numbers, nan for rows without; raise BadRow for what is none from 0 to the schema's largest."""
-        most = COLUMNS[self.name].most or 0.0
+        """Return the numbers, nan for rows without; raise BadRow for what the schema does not allow."""
+        column = COLUMNS[self.name]
+        most, kind = column.most or 0.0, ("whole number", "1234") if column.whole else ("number", "1234.5")
         found = np.array([_number(value) for value in self.values], float)
-        self._refuse(~((found >= 0) & (found <= most)), f"must be a number >= 0 and at most {most:.0f}")
+        good = (found >= 0) & (found <= most) & ((found % 1 == 0) | (not column.whole))
+        self._refuse(~good, f"must be a {kind[0]} >= 0 and at most {most:.0f}, such as {kind[1]}, or empty")
         return self.of_values(found, np.nan)
 
     def flags(self) -> Bool[np.ndarray, " R"]:
@@ -139,6 +144,8 @@ class Table:
         Raises:
             ValueError: a needed column is missing, or there are two for one; one sentence.
         """
+        if not self.names:
+            raise ValueError(f"{str(self.file)!r} has no rows.")
         if twice := [name for number, name in enumerate(self.names) if name in self.names[:number]]:
             raise ValueError(f"{str(self.file)!r} has the column {twice[0]!r} twice: remove one, or rename it.")
         for name in wanted:
@@ -205,9 +212,16 @@ def open_table(file: Path) -> Table:
 
 
 def _header(file: Path) -> list[str]:
-    """Return the names in the first line of a .csv or .tsv file."""
+    """Return the names in the first line of a .csv or .tsv file; raise ValueError if there is one alone."""
+    separator = _SEPARATORS[file.suffix]
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        return next(csv.reader(lines, delimiter=_SEPARATORS[file.suffix]), [])
+        names = next(csv.reader(lines, delimiter=separator), [])
+    if len(names) < 2 or names[0].startswith("sep="):  # Excel's hint, or another separator
+        raise ValueError(
+            f"{str(file)!r} must name its columns in the first line, separated by {_CALLED[separator]}, and not "
+            f"{separator.join(names)[:_SHOWN]!r}: save it so."
+        )
+    return names
 
 
 def _separated(file: Path, names: Sequence[str]) -> Any:
@@ -235,10 +249,12 @@ def _parquet(file: Path, names: Sequence[str]) -> Any:
         kind, types = column.type, pyarrow.types
         if types.is_duration(kind):
             raise BadRow(f"{str(file)!r}: {name!r} holds durations: write them as numbers of seconds.")
+        if types.is_struct(kind):
+            raise BadRow(ONE_TEXT.format(repr(str(file)), name))
         if types.is_list(kind) or types.is_large_list(kind):
             most = compute.max(compute.list_value_length(column)).as_py() or 0
             if types.is_nested(kind.value_type) or (most > 1 and name not in COLUMNS["answer"].names):
-                raise BadRow(_ONE_TEXT.format(repr(str(file)), name))
+                raise BadRow(ONE_TEXT.format(repr(str(file)), name))
             return compute.binary_join(column.cast(pyarrow.list_(pyarrow.string())), SEVERAL)
         return column.cast(pyarrow.string())
 
@@ -259,7 +275,7 @@ def _listed(file: Path) -> Table:
             column = columns.setdefault(name, [])
             column += [None] * (count - len(column))
             column.append(_as_text(value))
-            if isinstance(value, list) and not _joins(name, value):
+            if isinstance(value, list | Mapping) and not _joins(name, value):
                 lists.setdefault(name, place)
         places.append(place)
 
@@ -268,15 +284,17 @@ def _listed(file: Path) -> Table:
 
         for name in names:
             if name in lists:
-                raise BadRow(_ONE_TEXT.format(lists[name], name))
+                raise BadRow(ONE_TEXT.format(lists[name], name))
         whole = {name: [*columns[name], *[None] * (len(places) - len(columns[name]))] for name in names}
         return pyarrow.table({name: pyarrow.array(column, pyarrow.string()) for name, column in whole.items()})
 
     return Table(file, list(columns), load, places.__getitem__)
 
 
-def _joins(name: str, entries: Sequence[Any]) -> bool:
-    """Return whether a list is a text, or several texts in a column that may hold them."""
+def _joins(name: str, entries: Sequence[Any] | Mapping[str, Any]) -> bool:
+    """Return whether a list is a text, or several texts in a column that may hold them; an output may be an object."""
+    if isinstance(entries, Mapping):
+        return name in COLUMNS["output"].names
     flat = not any(isinstance(each, Mapping | list) for each in entries)
     return flat and (len(entries) < 2 or name in COLUMNS["answer"].names)
 

@@ -8,6 +8,7 @@ MODEL|total_cost the dollars; RouteLLM's tables have MODEL_response, or no outpu
 
 import gzip
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from jaxtyping import Int, Shaped
 from orchestra_jax.config.served_path import is_served
 from orchestra_jax.data.rows import BadRow, rows_of, text_of
 from orchestra_jax.data.sources import load_tasks
-from orchestra_jax.envs.recorded.columns import COLUMNS, SEVERAL, Table, Texts, open_table
+from orchestra_jax.envs.recorded.columns import COLUMNS, ONE_TEXT, SEVERAL, Table, Texts, open_table
 from orchestra_jax.envs.recorded.table import (
     CHARS_PER_TOKEN,
     RecordedAnswer,
@@ -31,6 +32,7 @@ from orchestra_jax.money.records import calls_of
 
 _RESPONSE, _OTHER_RESPONSE, _COST = "|model_response", "_response", "|total_cost"
 _FLAGS = {"true", "false", "0", "1", ""}
+_MESSAGES = re.compile(r"""(\{\s*["']\w+["']\s*:)?[\s[]*\{\s*["'](role|content)["']\s*:""")  # how JSON of them begins
 _DATABASES = (".db", ".sqlite")
 _OF_A_SERVER = (
     "{} is what a server kept, and no table: train on it with `experiments/train.py +experiment=my_logs "
@@ -72,7 +74,7 @@ def read_recording(
 def _zeroeval(folder: Path, only: Collection[str] | None) -> Recording:
     """Read the folder of questions.jsonl and outputs/MODEL.jsonl.gz."""
     if not (folder / "questions.jsonl").is_file():
-        raise FileNotFoundError(f"{str(folder)!r} has no questions.jsonl: it holds no recorded answers.")
+        raise FileNotFoundError(f"{str(folder)!r} is a folder without questions.jsonl: name a table, or a file of it.")
     questions = dict[str, RecordedQuestion]()
     for _, place, read in rows_of(folder / "questions.jsonl"):
         row = read()
@@ -187,9 +189,12 @@ def _questions(table: Table, ids: Texts) -> tuple[Int[np.ndarray, " R"], list[Re
     """Return the number of each row's question, and the questions in the order of their first rows.
 
     Raises:
-        BadRow: an id has two questions, references or families.
+        BadRow: an id has two questions, references or families, or a question is a list of messages.
     """
-    _whole(table, "question")
+    texts = _whole(table, "question")
+    for number, text in enumerate(texts.values):
+        if _MESSAGES.match(text.lstrip()[:200]) and (texts.codes == number).any():
+            raise BadRow(ONE_TEXT.format(table.place(int((texts.codes == number).argmax())), table.read["question"]))
     said = dict[str, list[str | None]]()  # by column, for each id
     for name in ("question", "family", "answer"):
         if (column := table.texts(name)) is None:

@@ -25,6 +25,10 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _QUOTES = ("'", '"')
 _LITERAL = (*_QUOTES, "[", "(", "{")
 _TOKEN = "token"  # the use in a price list's latencies that gives seconds per output token
+_TOLD = {
+    "cost_usd": "{} dollars a call", "seconds": "{} seconds", "prompt_tokens": "{} tokens in",
+    "completion_tokens": "{} out",
+}  # fmt: skip
 _MOST_KINDS = 6
 _SECONDS_PER_TOKEN = 1 / 60  # of a model without one
 
@@ -124,7 +128,7 @@ class Recording:
         complete = np.bincount(asked, minlength=len(questions)) == len(models)
         if not complete.any():
             counts = np.bincount(by, minlength=len(models))
-            texts = len({each.question for each in questions})
+            texts = len({plain(each.question) for each in questions})
             why = (
                 f"leave some models out ({len(models)} models; {models[int(counts.argmin())]!r} has answered "
                 f"{counts.min()} of {len(questions)} questions)"
@@ -134,12 +138,18 @@ class Recording:
                     f"each id has one answer alone, as ids of calls have, while {len(questions)} rows ask {texts} "
                     "questions; leave out the column of ids, and a question is its own"
                 )
+            elif len(questions) > texts:
+                why = (
+                    f"{texts} questions are written in {len(questions)} ways, by blanks, capitals or their ids; write "
+                    "each in the same way in all rows"
+                )
             raise ValueError(f"No question of env.options.path is answered by every model: {why}.")
         kept, place = complete[asked], np.cumsum(complete) - 1
         columns = {}
         for name, column in cells.items():
             columns[name] = np.empty((int(complete.sum()), len(models)), column.dtype)
             columns[name][place[asked[kept]], by[kept]] = column[kept]
+        notes = [*notes, _as_read(columns)]
         if lost := int((~complete).sum()):
             notes = [*notes, f"  left out: {lost} questions that some model has not answered"]
         found = {each.id: each for each, whole in zip(questions, complete, strict=True) if whole}
@@ -212,6 +222,21 @@ class Recording:
         )
 
 
+def digits(number: float) -> str:
+    """Return a number with three digits, and no exponent."""
+    return np.format_float_positional(number, 3, fractional=False, trim="-")
+
+
+def _as_read(columns: Mapping[str, Shaped[np.ndarray, "Q M"]]) -> str:
+    """Return a line by which a reader sees cents that were taken as dollars, or milliseconds as seconds."""
+    said = [f"{int(columns['correct'].sum())} of {columns['correct'].size} answers right"]
+    for name, called in _TOLD.items():
+        if not np.isnan(known := columns[name].astype(float)).all():
+            least, most = digits(np.nanmin(known)), digits(np.nanmax(known))
+            said.append(called.format(least if least == most else f"{least} to {most}"))
+    return f"  as read: {'; '.join(said)}"
+
+
 COLUMNS_OF_ANSWERS = ("outputs", "correct", "prompt_tokens", "completion_tokens", "cost_usd", "seconds")
 
 
@@ -220,6 +245,11 @@ def dollars(model: str, record: RecordedAnswer, prices: PriceList) -> float:
     if model not in prices.entries and record.cost_usd is not None:
         return record.cost_usd
     return prices.cost(model, prompt_tokens=record.prompt_tokens, completion_tokens=record.completion_tokens)
+
+
+def plain(question: str) -> str:
+    """Return the text of a question without what two copies of it may differ by."""
+    return " ".join(question.split()).casefold()
 
 
 def has_answer(output: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.recorded.checks import doubts, refuse_names
 from orchestra_jax.envs.recorded.readers import read_recording
-from orchestra_jax.envs.recorded.table import COLUMNS_OF_ANSWERS, RecordedQuestion, Recording
+from orchestra_jax.envs.recorded.table import COLUMNS_OF_ANSWERS, Recording, plain
 
 HELD_OUT = "validation", "test"  # splits that are not trained on
 NEW = "new"  # split of the questions of the other table
@@ -55,8 +55,8 @@ def splits_of(recording: Recording, seed: int) -> dict[str, tuple[str, ...]]:
         raise ConfigError(
             f"env.options.path has too few questions {few}: none is left for the {empty[0]} split; {fix}."
         )
-    seen = {_plain(questions[name]) for name in splits["train"]}
-    fresh = {split: tuple(n for n in splits[split] if _plain(questions[n]) not in seen) for split in HELD_OUT}
+    seen = {plain(questions[name].question) for name in splits["train"]}
+    fresh = {split: tuple(n for n in splits[split] if plain(questions[n].question) not in seen) for split in HELD_OUT}
     if copies := sum(len(splits[split]) - len(ids) for split, ids in fresh.items()):
         print(f"  left out: {copies} held-out questions, whose text is that of a question of training", flush=True)
     if empty := [split for split, ids in fresh.items() if not ids]:
@@ -88,8 +88,8 @@ def with_new_questions(
     if absent := [model for model in known.models if model not in new.models]:
         print(f"  not offered: {_listed(absent)}, of env.options.unseen, which env.options.test_path lacks", flush=True)
     models = tuple(model for model in known.models if model in new.models)
-    seen = {_plain(known.questions[name]) for name in learnt}
-    fresh = [name for name, asked in new.questions.items() if _plain(asked) not in seen]
+    seen = {plain(known.questions[name].question) for name in learnt}
+    fresh = [name for name, asked in new.questions.items() if plain(asked.question) not in seen]
     if same := len(new.questions) - len(fresh):
         count = len(new.questions)
         print(f"  left out: {same} of {count} questions, whose text is that of a question of training", flush=True)
@@ -114,11 +114,6 @@ def _joined(known: Recording, new: Recording, models: Sequence[str]) -> Recordin
         name: np.concatenate([getattr(table, name)[:, places] for table, places in rows]) for name in COLUMNS_OF_ANSWERS
     }
     return replace(known, questions=questions, models=tuple(models), **columns)
-
-
-def _plain(asked: RecordedQuestion) -> str:
-    """Return the text of a question without what two copies of it may differ by."""
-    return " ".join(asked.question.split()).casefold()
 
 
 def _listed(models: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ def test_questions_of_training_are_left_out_and_counted(table: Path, capsys):
     [
         (lambda row: row | {"cost": None}, f"'cost' of .*fresh.jsonl is empty or missing for {FRESH} of {FRESH} ans"),
         (lambda row: row | {"correct": 7}, r"fresh\.jsonl', line 1: 'correct' must be"),
-        (lambda row: row | {"output": "no"}, r"No answer of env\.options\.test_path that is marked as correct equals"),
+        (lambda row: row | {"output": "no"}, r"of env\.options\.test_path that are marked as correct differ"),
         (lambda row: {k: v for k, v in row.items() if k != "output"}, r"fresh\.jsonl' has no column 'output'"),
         (lambda row: row | {"id": f"{row['id']} {row['model']}"}, r"No question of env\.options\.test_path"),
     ],

@@ -12,6 +12,8 @@ from orchestra_jax.config.schema import ConfigError, EnvConfig, RunConfig
 from orchestra_jax.envs.recorded.checks import refuse_missing_costs
 from orchestra_jax.envs.recorded.environment import EVAL, PRICES, TRAIN, UNSEEN, RecordedEnvironment, unseen_recorded
 from orchestra_jax.envs.recorded.readers import read_recording
+from orchestra_jax.io.shipped import CONF
+from orchestra_jax.money import price_files
 from orchestra_jax.money.prices import MissingPrice, Price, PriceList
 from tests.envs.recorded.made import HOUSE, MODELS, QUESTIONS, STRONG, config, made_rows, write
 
@@ -108,10 +110,15 @@ def test_an_id_of_two_questions_is_refused_with_both_rows(tmp_path: Path, column
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
-        ("cost", "1e308", "'cost' must be a number >= 0 and at most 100000, not '1e308'"),
-        ("latency", "1e308", "'latency' must be a number >= 0 and at most 1000000, not '1e308'"),
+        ("cost", "1e308", "'cost' must be a number >= 0 and at most 100000, such as 1234.5, or empty, not '1e308'"),
+        (
+            "latency",
+            "1e308",
+            "'latency' must be a number >= 0 and at most 1000000, such as 1234.5, or empty, not '1e308'",
+        ),
         ("latency", "nan", "'latency' must be a number"),
-        ("tokens", "1e300", "'tokens' must be a number"),
+        ("tokens", "1e300", "'tokens' must be a whole number"),
+        ("tokens", "1.234", "'tokens' must be a whole number .*, such as 1234, or empty, not '1.234'"),
         ("correct", "", "it has no 'correct'"),
         ("id", "", "it has no 'id'"),
         ("correct", "perhaps", "'correct' must be true, false or a score from 0 to 1"),
@@ -136,7 +143,7 @@ def test_the_start_tells_what_was_read_and_how_many_rows_are_estimated(tmp_path:
         row["latency"] = None
     rows[3]["response"] = ""
     world(write(tmp_path / "log.csv", rows))
-    count = len(rows)
+    count, right = len(rows), sum(bool(row["correct"]) for row in rows)
     assert capsys.readouterr().out.splitlines() == [
         f"Recorded answers of log.csv: {count} answers of 4 models to {QUESTIONS} questions.",
         "  read: question, model, output (here response), correct, id, family, answer, tokens, cost, latency",
@@ -144,6 +151,7 @@ def test_the_start_tells_what_was_read_and_how_many_rows_are_estimated(tmp_path:
         f"  estimated: prompt_tokens in {count} of {count} rows (3.6 characters count as one)",
         f"  estimated: latency in 12 of {count} rows (tokens at the price list's speed, or 60 a second)",
         f"  empty output: 1 of {count} rows; an empty answer is what the model says",
+        f"  as read: {right} of {count} answers right; 0.001 dollars a call; 2 seconds; 2 to 4 tokens in; 10 to 49 out",
         "  cost: as recorded for 4 models that the price list recorded-2024 does not have",
     ]
     listed = [row | {"cost": 0.5} if row["model"] == HOUSE else row for row in made_rows()[:-1]]
@@ -167,9 +175,19 @@ def test_a_table_of_ones_own_needs_no_option_but_its_path(tmp_path: Path):
 def test_recorded_dollars_that_a_price_list_replaces_are_told(tmp_path: Path, capsys):
     world(write(tmp_path / "log.csv", [row | {"cost": 0.5} for row in made_rows()]))
     said = capsys.readouterr().out
-    assert re.search(
-        r"  cost: by the price list recorded-2024 for [^;]*, and not as recorded; as recorded for 1 models", said
+    found = re.search(
+        r"  cost: by the price list recorded-2024 for [^;]*, and not as recorded, which is (\d+) times that; as "
+        "recorded for 1 models",
+        said,
     )
+    listed, usd = (
+        [row for row in made_rows() if row["model"] != HOUSE],
+        price_files.load(CONF / "pricing/recorded.yaml"),
+    )
+    spent = sum(
+        usd.cost(row["model"], prompt_tokens=row["prompt_tokens"], completion_tokens=row["tokens"]) for row in listed
+    )
+    assert int(found[1]) == pytest.approx(0.5 * len(listed) / spent, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +207,15 @@ def test_a_recorded_model_has_a_name_of_its_own(tmp_path: Path, model: str, said
 def test_answers_that_never_equal_their_reference_are_refused_and_some_are_told(tmp_path: Path, capsys):
     rows = own_rows()
     with pytest.raises(
-        ConfigError, match=r"No answer of env\.options\.path that is marked as correct equals its refer"
+        ConfigError, match=r"109 of 109 answers of env\.options\.path that are marked as correct differ from their"
     ):
         world(write(tmp_path / "t.csv", [row | {"output": "see the log"} for row in rows]))
+    right = [row for row in rows if row["correct"]]
+    for row in right[:11]:
+        row["output"] = "see the log"
+    with pytest.raises(ConfigError, match=r"11 of 109 answers of .* and would count as wrong: .* leave 'answer' out"):
+        world(write(tmp_path / "t.csv", rows))
+    rows = own_rows()
     right = [row for row in rows if row["correct"]]
     right[0]["output"] = "see the log"
     world(write(tmp_path / "t.csv", rows))
@@ -207,7 +231,9 @@ def test_answers_that_never_equal_their_reference_are_refused_and_some_are_told(
         (b"question,model,output,correct\n\xff,b,c,1\n", "cannot be read: it is not UTF-8: save it in this encoding"),
         ("question,model,output,correct\na,b,c,1\n".encode("utf-16"), "cannot be read: it is not UTF-8"),
         (b"question,model," + b"x" * 140_000, "cannot be read: field larger than"),
-        (b"", "has no column 'question'"),
+        (b"", "must name its columns in the first line, separated by commas, and not '': save it so"),
+        (b"question;model;output;correct\n", "line, separated by commas, and not 'question;model;output;correct': s"),
+        (b"sep=,\nquestion,model,output,correct\n", "separated by commas, and not 'sep=,': save it so"),
     ],
 )
 def test_what_is_no_table_is_one_sentence(tmp_path: Path, content: bytes, said: str):
@@ -265,7 +291,14 @@ def test_a_bad_row_beside_a_very_long_prompt_is_one_sentence(tmp_path: Path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
-    ("column", "value"), [("question", [{"role": "user", "content": "Say 2."}]), ("output", ["2", "3"])]
+    ("column", "value"),
+    [
+        ("question", [{"role": "user", "content": "Say 2."}]),
+        ("output", ["2", "3"]),
+        ("question", {"messages": [{"role": "user", "content": "Say 2."}]}),
+        ("question", '[{"role": "user", "content": "Say 2."}]'),
+        ("question", "{'messages': [[{'role': 'user', 'conte"),
+    ],
 )
 def test_a_list_where_a_text_belongs_is_refused(tmp_path: Path, column: str, value: object, suffix: str):
     rows = [row | {column: value} for row in own_rows()]
@@ -305,6 +338,13 @@ def test_ids_of_calls_are_told_apart_from_models_with_few_answers(tmp_path: Path
     )
     with pytest.raises(ConfigError, match=said):
         world(write(tmp_path / "t.csv", rows))
+    blank = [
+        row | {"id": None, "question": f"{row['question']}{' ' * (number % 2)}"} for number, row in enumerate(rows)
+    ]
+    with pytest.raises(
+        ConfigError, match=rf"model: {QUESTIONS} questions are written in {2 * QUESTIONS} ways, by blan"
+    ):
+        world(write(tmp_path / "s.csv", [{name: row[name] for name in row if name != "id"} for row in blank]))
     alone = [row for number, row in enumerate(own_rows()) if number % len(MODELS) == number // len(MODELS) % 4]
     with pytest.raises(
         ConfigError, match=r"leave some models out .4 models; 'house-0' has answered 10 of 40 questions"
