@@ -19,7 +19,7 @@ from orchestra_jax.data.rows import BadRow, rows_of
 
 SEVERAL = "\x1e"  # between the entries of a list
 _BLOCK_BYTES = 32 << 20  # a row must fit
-_SHOWN = 40  # characters of a value that a sentence repeats
+SHOWN = 40  # characters of a value that a sentence repeats
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _CALLED = {",": "commas", "\t": "tabs"}
 _SUFFIXES = (*_SEPARATORS, ".json", ".jsonl", ".parquet")
@@ -117,7 +117,7 @@ class Texts:
     def _refuse(self, bad: Bool[np.ndarray, " V"], rule: str) -> None:
         if bad.any() and (rows := self.of_values(bad, False)).any():
             row = int(rows.argmax())
-            shown = self.values[self.codes[row]][:_SHOWN]
+            shown = self.values[self.codes[row]][:SHOWN]
             raise BadRow(f"{self.place(row)}: {self.name!r} {rule}, not {shown!r}.")
 
 
@@ -219,7 +219,7 @@ def _header(file: Path) -> list[str]:
     if len(names) < 2 or names[0].startswith("sep="):  # Excel's hint, or another separator
         raise ValueError(
             f"{str(file)!r} must name its columns in the first line, separated by {_CALLED[separator]}, and not "
-            f"{separator.join(names)[:_SHOWN]!r}: save it so."
+            f"{separator.join(names)[:SHOWN]!r}: save it so."
         )
     return names
 

@@ -18,7 +18,7 @@ from jaxtyping import Int, Shaped
 from orchestra_jax.config.served_path import is_served
 from orchestra_jax.data.rows import BadRow, rows_of, text_of
 from orchestra_jax.data.sources import load_tasks
-from orchestra_jax.envs.recorded.columns import COLUMNS, ONE_TEXT, SEVERAL, Table, Texts, open_table
+from orchestra_jax.envs.recorded.columns import COLUMNS, ONE_TEXT, SEVERAL, SHOWN, Table, Texts, open_table
 from orchestra_jax.envs.recorded.table import (
     CHARS_PER_TOKEN,
     RecordedAnswer,
@@ -113,7 +113,7 @@ def _long(table: Table, only: Collection[str] | None) -> Recording:
     model, asked = _whole(table, "model"), _ids(table)
     if (repeated := _repeated(asked.codes.astype(np.int64) * len(model.values) + model.codes)) is not None:
         name, who = asked.values[asked.codes[repeated]], model.values[model.codes[repeated]]
-        raise BadRow(f"{table.place(repeated)}: {who} has answered {name!r} twice: keep one of the rows.")
+        raise BadRow(f"{table.place(repeated)}: {who} has answered {name[:SHOWN]!r} twice: keep one of the rows.")
     place, made = _questions(table, asked)
     outputs, numbers = _column(table, "output").strings(), _numbers(table, tuple(COLUMNS))
     guessed = {name: int(np.isnan(numbers[name]).sum()) for name in _ESTIMATES}
@@ -163,7 +163,7 @@ def _wide(table: Table, models: Sequence[str], response: str | None, only: Colle
     asked = _ids(table)
     if (repeated := _repeated(asked.codes)) is not None:
         name = asked.values[asked.codes[repeated]]
-        raise BadRow(f"{table.place(repeated)}: the question {name!r} is there twice: keep one of the rows.")
+        raise BadRow(f"{table.place(repeated)}: the question {name[:SHOWN]!r} is there twice: keep one of the rows.")
     _, made = _questions(table, asked)
     prompts, parts = np.array([each.prompt_tokens for each in made]), list[dict[str, Shaped[np.ndarray, " R"]]]()
     for number, model in enumerate(models):
@@ -207,7 +207,7 @@ def _questions(table: Table, ids: Texts) -> tuple[Int[np.ndarray, " R"], list[Re
         if differs.any():
             row = int(rows[differs.argmax()])
             raise BadRow(
-                f"{table.place(row)}: the id {ids.values[ids.codes[row]]!r} has another {name} than in "
+                f"{table.place(row)}: the id {ids.values[ids.codes[row]][:SHOWN]!r} has another {name} than in "
                 f"{table.place(int(first[ids.codes[row]]))}: give each question an id of its own, or correct it."
             )
         said[name] = [None if row < 0 else column.values[column.codes[row]] for row in first]

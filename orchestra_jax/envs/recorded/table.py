@@ -126,32 +126,19 @@ class Recording:
             models, asked, by = [models[k] for k in chosen], asked[rows], places[by[rows]]
             cells = {name: column[rows] for name, column in cells.items()}
         complete = np.bincount(asked, minlength=len(questions)) == len(models)
-        if not complete.any():
-            counts = np.bincount(by, minlength=len(models))
-            texts = len({plain(each.question) for each in questions})
-            why = (
-                f"leave some models out ({len(models)} models; {models[int(counts.argmin())]!r} has answered "
-                f"{counts.min()} of {len(questions)} questions)"
-            )
-            if len(asked) == len(questions) > texts:
-                why = (
-                    f"each id has one answer alone, as ids of calls have, while {len(questions)} rows ask {texts} "
-                    "questions; leave out the column of ids, and a question is its own"
-                )
-            elif len(questions) > texts:
-                why = (
-                    f"{texts} questions are written in {len(questions)} ways, by blanks, capitals or their ids; write "
-                    "each in the same way in all rows"
-                )
-            raise ValueError(f"No question of env.options.path is answered by every model: {why}.")
+        if not complete.all():
+            counts, lost = np.bincount(by, minlength=len(models)), int((~complete).sum())
+            least = f"{models[int(counts.argmin())]!r} has answered {counts.min()} of {len(questions)} questions"
+            if lost == len(questions):
+                why = _why_none(questions, len(asked), f"{len(models)} models; {least}")
+                raise ValueError(f"No question of env.options.path is answered by every model: {why}.")
+            notes = [*notes, f"  left out: {lost} questions that some model has not answered ({least})"]
         kept, place = complete[asked], np.cumsum(complete) - 1
         columns = {}
         for name, column in cells.items():
             columns[name] = np.empty((int(complete.sum()), len(models)), column.dtype)
             columns[name][place[asked[kept]], by[kept]] = column[kept]
         notes = [*notes, _as_read(columns)]
-        if lost := int((~complete).sum()):
-            notes = [*notes, f"  left out: {lost} questions that some model has not answered"]
         found = {each.id: each for each, whole in zip(questions, complete, strict=True) if whole}
         return cls(found, tuple(models), notes=tuple(notes), **columns)
 
@@ -225,6 +212,22 @@ class Recording:
 def digits(number: float) -> str:
     """Return a number with three digits, and no exponent."""
     return np.format_float_positional(number, 3, fractional=False, trim="-")
+
+
+def _why_none(questions: Sequence[RecordedQuestion], rows: int, fewest: str) -> str:
+    """Return why no question has an answer of every model, and the fix."""
+    texts = len({plain(each.question) for each in questions})
+    if len(questions) == texts:
+        return f"leave some models out ({fewest})"
+    if rows == len(questions):
+        return (
+            f"each id has one answer alone, as ids of calls have, while {rows} rows ask {texts} questions; leave out "
+            "the column of ids, and a question is its own"
+        )
+    return (
+        f"{texts} questions are written in {len(questions)} ways, by blanks, capitals or their ids; write each in the "
+        "same way in all rows"
+    )
 
 
 def _as_read(columns: Mapping[str, Shaped[np.ndarray, "Q M"]]) -> str:

@@ -157,7 +157,8 @@ def test_the_start_tells_what_was_read_and_how_many_rows_are_estimated(tmp_path:
     listed = [row | {"cost": 0.5} if row["model"] == HOUSE else row for row in made_rows()[:-1]]
     world(write(tmp_path / "listed.jsonl", listed))
     said = capsys.readouterr().out
-    assert "  left out: 1 questions that some model has not answered\n" in said
+    told = f"  left out: 1 questions that some model has not answered ('{HOUSE}' has answered 39 of 40 questions)\n"
+    assert told in said
     assert f"  cost: by the price list recorded-2024 for {STRONG}, " in said
     assert "; as recorded for 1 models that the price list recorded-2024 does not have" in said
 
@@ -263,7 +264,8 @@ def test_a_wide_table_of_commas_drops_questions_that_some_model_has_not_answered
     file = write(tmp_path / "t.csv", [dict(zip(names, row, strict=True)) for row in rows])
     found = read_recording(file)
     assert (list(found.questions), found.models) == (["q1"], ("a", "d"))
-    assert "  left out: 1 questions that some model has not answered" in found.notes
+    least = "'d' has answered 1 of 2 questions"
+    assert f"  left out: 1 questions that some model has not answered ({least})" in found.notes
     with pytest.raises(ConfigError, match="empty or missing for 1 of 1 answers of d"):
         refuse_missing_costs(found, PriceList("none", "2026", "", {}), found.models)
     without = [

@@ -141,6 +141,9 @@ def test_what_a_server_kept_is_no_table_and_the_sentence_names_the_commands(tmp_
 def test_a_model_answers_a_question_once(tmp_path: Path):
     with pytest.raises(ValueError, match="has answered 'q0' twice"):
         read_recording(write(tmp_path / "t.jsonl", made_rows()[:1] * 2))
+    long = [{"question": "x" * 20_000, "model": "a", "output": "3", "correct": True}] * 2
+    with pytest.raises(ValueError, match=r"line 2: a has answered 'x{40}' twice: keep one of the rows"):
+        read_recording(write(tmp_path / "u.jsonl", long))
 
 
 def test_the_split_is_by_question_and_kind_and_depends_on_the_seed(tmp_path: Path):
