@@ -6,6 +6,8 @@ the few different texts that it has. What the schema refuses is a sentence with 
 
 import csv
 import json
+import mmap
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +25,7 @@ SHOWN = 40  # characters of a value that a sentence repeats
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _CALLED = {",": "commas", "\t": "tabs"}
 _SUFFIXES = (*_SEPARATORS, ".json", ".jsonl", ".parquet")
+_BOM = b"\xef\xbb\xbf"
 _NO_UTF8 = "it is not UTF-8: save it in this encoding"
 _TRUE, _FALSE = ("true", "yes"), ("false", "no")
 ONE_TEXT = "{}: {!r} must be one text, not a list: of messages, write what was asked or said."
@@ -226,6 +229,7 @@ def _header(file: Path) -> list[str]:
 
 def _separated(file: Path, names: Sequence[str]) -> Any:
     """Read columns of a .csv or .tsv file; an empty field is none."""
+    _refuse_open_quotes(file)
     import pyarrow
     from pyarrow import csv as reader
 
@@ -238,6 +242,23 @@ def _separated(file: Path, names: Sequence[str]) -> Any:
     return _refusing(
         file, lambda: reader.read_csv(file, read_options=options, parse_options=parse, convert_options=convert)
     )
+
+
+def _refuse_open_quotes(file: Path) -> None:
+    """Raise BadRow for a quote that begins a field and does not end it: pyarrow would take rows for its text."""
+    separator = _SEPARATORS[file.suffix].encode()
+    one = rb'(?:"(?:[^"]++|"")*+"|[^"%s\r\n][^%s\r\n]*+)?+' % (separator, separator)
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        start = len(_BOM) if content[: len(_BOM)] == _BOM else 0
+        whole = re.compile(rb"(?:%s[%s\r\n])*+" % (one, separator)).match(content, start)
+        end = whole.end() if whole else start
+        if re.compile(one).fullmatch(content, end) is None:
+            line = content[:end].count(b"\n") + 1
+            shown = content[end : end + SHOWN].decode(errors="replace")
+            raise BadRow(
+                f"{str(file)!r}, line {line}: {shown!r} begins with a quote that does not end the field: put the field "
+                "in quotes, and write each quote in it twice."
+            )
 
 
 def _parquet(file: Path, names: Sequence[str]) -> Any:

@@ -243,6 +243,26 @@ def test_what_is_no_table_is_one_sentence(tmp_path: Path, content: bytes, said: 
         world(tmp_path / "t.csv")
 
 
+@pytest.mark.parametrize(
+    ("suffix", "opened"), [("tsv", '"Yes, he'), ("csv", '"so \\"sure\\""'), ("csv", '"never closed')]
+)
+def test_a_quote_that_does_not_end_its_field_takes_no_rows(tmp_path: Path, suffix: str, opened: str):
+    """Two such quotes once made one text of the rows between them, which then were gone."""
+    file = write(tmp_path / f"t.{suffix}", [row | {"output": "OUTPUT"} for row in own_rows()])
+    lines = file.read_text().splitlines()
+    for number in (5, 9):
+        lines[number] = lines[number].replace("OUTPUT", opened)
+    file.write_text("\n".join(["\ufeff" + lines[0], *lines[1:]]), encoding="utf-8")
+    said = re.escape(f"t.{suffix}', line 6: {opened[:6]!r}"[:-1])
+    with pytest.raises(ConfigError, match=rf"{said}.* begins with a quote that does not end the field: put the field"):
+        world(file)
+    lines[5], lines[9] = (lines[number].replace(opened, '"Say ""yes"",\n""so"""') for number in (5, 9))
+    file.write_text("\r\n".join(lines))
+    found = read_recording(file)
+    assert found.outputs.size == len(own_rows())
+    assert (found.outputs == 'Say "yes",\n"so"').sum() == 2
+
+
 def test_a_damaged_parquet_file_is_one_sentence(tmp_path: Path):
     whole = write(tmp_path / "t.parquet", own_rows()).read_bytes()
     for content in (b"", whole[:200], whole[:4] + bytes(40) + whole[44:], whole[:-8] + bytes(4) + whole[-4:]):
