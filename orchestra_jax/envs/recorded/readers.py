@@ -144,7 +144,7 @@ def _wide_models(table: Table) -> tuple[list[str], str | None]:
     if {*COLUMNS["output"].names, *COLUMNS["correct"].names} & set(table.names):
         return [], None
     others = [name for name in table.names if name not in schema]
-    if not others:
+    if not others or not {*COLUMNS["question"].names} & set(table.names):
         return [], None
     table.find((), others)
     texts = ((name, {value.strip().lower() for value in _column(table, "correct", name).values}) for name in others)

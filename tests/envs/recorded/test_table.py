@@ -85,6 +85,9 @@ def test_flags_beside_a_column_of_the_long_form_are_no_models(tmp_path: Path):
         read_recording(write(tmp_path / "t.jsonl", [long]))
     with pytest.raises(ValueError, match="no column 'model'"):
         read_recording(write(tmp_path / "u.jsonl", [{"question": "Which?", "remark": "hard"}]))
+    nested = {"inputs": {"messages": []}, "outputs": {}, "extra": {"model": "a"}}  # an export of LangSmith
+    with pytest.raises(ValueError, match=r"no column 'question': .* here are 'inputs', 'outputs', 'extra'"):
+        read_recording(write(tmp_path / "w.jsonl", [nested]))
     named = {"question": "Which?", "model": "a", "output": "C", "correct": True, "tag": "x", "tag_response": "y"}
     assert read_recording(write(tmp_path / "v.jsonl", [named])).models == ("a",)
 
