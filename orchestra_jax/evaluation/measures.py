@@ -87,7 +87,7 @@ def tool_shares(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float
         for family in (trajectory.task.family, "all"):
             counts.setdefault(family, Counter()).update(called)
     return {
-        family: {name: count / max(1, found.total()) for name, count in sorted(found.items())}
+        family: {name: count / found.total() for name, count in sorted(found.items())}
         for family, found in sorted(counts.items())
     }
 
@@ -110,10 +110,9 @@ def preference_utility(
         runs: R lists of trajectories over the same Q questions in the same order.
         baselines: the runs that set the range, those aside that failed for infrastructure reasons.
     """
-    tools = max(len(t.task.tools) for t in runs[0])
 
     def features(run: Sequence[Trajectory]) -> tuple[np.ndarray, Any]:
-        arrays = group_arrays(run, 1, tools)
+        arrays = group_arrays(run, 1)
         columns = (arrays.tool_counts, arrays.solved, arrays.cost_usd, arrays.latency_s)
         return np.asarray(feature_matrix(*map(jnp.asarray, columns), tool_feature=tool_feature))[:, 0], arrays
 
@@ -124,5 +123,5 @@ def preference_utility(
     for run in runs:
         matrix, arrays = features(run)
         norm = np.where(high > low, np.clip((matrix - low) / spread, 0.0, 1.0), 0.0)
-        utilities.append((norm * arrays.preference * arrays.tool_mask).sum(-1) * arrays.solved[:, 0])
+        utilities.append((norm * arrays.preference).sum(-1) * arrays.solved[:, 0])
     return np.stack(utilities)

@@ -116,6 +116,14 @@ def test_intervals_are_of_the_questions_that_did_not_fail():
     assert found["cost"] == {"bootstrap": bootstrap([1.0, 3.0, 2.0])}
 
 
+def test_intervals_of_several_samples_weigh_a_question_by_those_that_did_not_fail():
+    failed = run(status=Status.FAILED, solved=False)
+    asked = [(run(cost=1.0), run(cost=3.0, solved=False)), (run(cost=8.0), failed)] * 10
+    found = intervals([one for some in asked for one in some], 2)
+    assert found["accuracy"] == {"bootstrap": bootstrap([0.5, 1.0] * 10, weights=[2, 1] * 10)}
+    assert found["cost"] == {"bootstrap": bootstrap([2.0, 8.0] * 10, weights=[2, 1] * 10)}
+
+
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
@@ -165,8 +173,8 @@ def test_utility_by_hand():
 
 
 def test_a_feature_that_never_varies_adds_nothing():
-    same = [[preferred("local_search", 0.5, 4.0)]]
-    np.testing.assert_array_equal(preference_utility(same, same, "count"), [[0.0]])
+    same, better = [[preferred("local_search", 0.5, 4.0)]], [[preferred("local_search local_search", 0.25, 3.0)]]
+    np.testing.assert_array_equal(preference_utility([*same, *better], same, "count"), [[0.0], [0.0]])
 
 
 def test_every_question_has_its_own_range_and_menu():

@@ -1,7 +1,7 @@
 """Prices and ledger: figures by hand, random schedules, the lists that come with us, totals equal sums."""
 
 import re
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.money import price_files, run_prices
 from orchestra_jax.money.price_book import scaled
-from orchestra_jax.money.prices import MissingPrice, Price, PriceList
-from orchestra_jax.types import Usage
+from orchestra_jax.money.prices import POLICY, MissingPrice, Price, PriceList, call_rows, policy_row
+from orchestra_jax.types import ToolSpec, Usage
 
 CONF = Path(__file__).parents[2] / "conf" / "pricing"
 PRICES = PriceList(
@@ -46,6 +46,31 @@ def test_charge_fills_dollars_and_list():
     row = PRICES.priced(Usage("m", "judge", prompt_tokens=1_000_000, seconds=1.0))
     assert row.cost_usd == pytest.approx(2.011)
     assert (row.price_list, row.role) == ("test", "judge")
+
+
+def test_a_call_at_a_fixed_price_keeps_the_tokens_of_its_rows():
+    rows = (Usage("m", prompt_tokens=7, cached_tokens=3, completion_tokens=2, cost_usd=9.0, seconds=1.0),) * 2
+    wanted = Usage("t", "tool", 14, 6, 4, cost_usd=0.5, seconds=2.0, price_list="menu")
+    assert call_rows(ToolSpec("t", "", {}, price_usd=0.5), rows, 8.0) == (wanted,)
+
+
+def test_a_call_that_was_billed_at_another_list_gets_the_price_that_is_shown():
+    paid = PriceList("paid", "d", "s", {"m": Price(call=0.1)})
+    shown = PriceList("shown", "d", "s", {"m": Price(call=0.4)})
+    free, billed = Usage("m", price_list="paid"), Usage("m", cost_usd=0.1, price_list="paid")
+    for list_of_rows in (None, paid):  # None: the rows were paid by the list that is shown, which has no free call
+        found = call_rows(ToolSpec("t", "", {}), (free, billed), 1.0, shown=shown, paid=list_of_rows)
+        assert [row.cost_usd for row in found] == [0.0, 0.4]
+    nothing = PriceList("paid", "d", "s", {"m": Price()})  # a free call there was billed, at its price of 0
+    assert call_rows(ToolSpec("t", "", {}), (free,), 1.0, shown=shown, paid=nothing)[0].cost_usd == 0.4
+
+
+def test_the_policys_tokens_cost_and_its_seconds_do_not():
+    prices = PriceList("p", "d", "s", {POLICY: Price(input=2.0, cached_input=0.5, output=8.0, second=1.0)})
+    row = Usage(POLICY, POLICY, prompt_tokens=3_000_000, cached_tokens=1_000_000, completion_tokens=500_000)
+    for known, per_token, seconds in ((0.0, None, 7.0), (3.0, None, 3.0), (3.0, 1e-5, 5.0), (3.0, 0.0, 0.0)):
+        found = policy_row(replace(row, seconds=known), prices, 7.0, per_token)
+        assert (found.cost_usd, found.seconds, found.price_list) == (8.5, pytest.approx(seconds), "p")
 
 
 def test_the_papers_prices():
