@@ -10,6 +10,7 @@ from matplotlib.text import Text
 from rich.console import Console
 
 from orchestra_jax.evaluation import pictures
+from orchestra_jax.evaluation.benchmark_rows import footnotes, interval_lines
 from orchestra_jax.evaluation.pictures import draw
 from orchestra_jax.evaluation.terminal import print_summary
 
@@ -329,3 +330,17 @@ def test_curves_say_where_first_calls_are_not_the_policys_own(in_turn: bool):
     words = " ".join(text.get_text() for text in pictures._learning_curves(rows, {"enumerate_calls": in_turn}).texts)
     assert "3 steps of training" in words
     assert ("not the policy's own" in words) is in_turn
+
+
+def test_the_lines_below_the_table_by_hand():
+    several = {"intervals": {"accuracy": {"bootstrap": (0.25, 0.75)}}, "pass^k": {"1": 0.5, "2": 0.125}}
+    rows = [("a", {"accuracy": 0.5, **several, "pass@k": {"1": 0.5, "2": None}}, ""), ("b", {"accuracy": 1.0}, "")]
+    assert list(interval_lines(rows)) == [
+        "a: accuracy 50.0 %, 95 % interval 25.0 to 75.0 %.",
+        "a: pass^k for k = 1: 50.0 %, 2: 12.5 %.",
+        "a: pass@k for k = 1: 50.0 %, 2: – %.",
+    ]
+    of, why = "failed for infrastructure reasons and are in no figure.", "Most often: Gone."
+    failed = [{"failed": 2.0, "counted": 0.0, "failure": "Gone."}, {"failed": 1.0, "counted": 3.0}, {"failed": 0.0}]
+    wanted = [f"r: 2 of 2 {of} Nothing is known of it. {why}", f"r: 1 of 4 {of}"]
+    assert list(footnotes([("r", figures, "") for figures in failed])) == wanted

@@ -55,7 +55,13 @@ def test_a_menu_larger_than_promised_still_fits():
 
 @pytest.mark.parametrize(
     ("kept", "count", "wanted"),
-    [("0110", 4, [0, 1, 2, 3]), ("01011", 3, [1, 3, 4]), ("000010", 2, [0, 4]), ("0000", 2, [0, 1]), ("01" + "0" * 38, 3, [0, 1, 2])],
+    [
+        ("0110", 4, [0, 1, 2, 3]),
+        ("01011", 3, [1, 3, 4]),
+        ("000010", 2, [0, 4]),
+        ("0000", 2, [0, 1]),
+        ("01" + "0" * 38, 3, [0, 1, 2]),
+    ],
 )
 def test_the_update_sees_groups_with_a_gradient_first(kept: str, count: int, wanted: list[int]):
     assert trained_groups(np.array([flag == "1" for flag in kept]), count).tolist() == wanted

@@ -16,7 +16,7 @@ from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.models.lora import LoRA, attach, init_adapters
 from orchestra_jax.rl.batch_logprobs import batch_logprobs
 from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
-from orchestra_jax.rl.learner import Learner, LearnerConfig
+from orchestra_jax.rl.learner import Learner, LearnerConfig, _whole_batch
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.objectives import Normalisers
 from orchestra_jax.rl.optimizer import make_optimizer
@@ -167,6 +167,26 @@ def test_percentiles_compare_the_policy_with_the_engine():
     # The engine's log-probs are the old ones here, so both are the same.
     found = [metrics[name] for name in PERCENTILES]
     np.testing.assert_allclose(found, np.percentile(ratios, (1, 50, 99, 1, 99)), rtol=1e-4)
+    each = np.split(np.log(ratios), np.cumsum([sum(row.sampled) for row in rows])[:-1])
+    logs, lengths = np.array([some.sum() for some in each]), np.array([len(some) for some in each])
+    weights_of = np.exp(logs)
+    assert metrics["sequence_ess"] == pytest.approx(weights_of.sum() ** 2 / (len(rows) * (weights_of**2).sum()), 1e-3)
+    for name, values in (("product", logs), ("geometric", logs / lengths)):
+        found = [metrics[f"sequence_{name}_p{percent}"] for percent in ("01", "50", "99")]
+        np.testing.assert_allclose(found, np.exp(np.percentile(values, (1, 50, 99))), rtol=1e-3)
+
+
+def test_metrics_of_micro_batches_together_by_hand():
+    names = ("loss", "tokens", "sequences", "ratio_max", "entropy", "sequence_masked")
+    parts = [dict(zip(names, map(np.float32, part), strict=True)) for part in ((1, 2, 3, 5, 1, 1), (2, 6, 1, 4, 5, 0))]
+    whole = dict(zip(names, (3, 8, 4, 5, 4, 0.75), strict=True))
+    assert _whole_batch(parts, [2.0, 6.0]) == pytest.approx(whole)
+    logs = ({"sequence_log_ratios": np.log([1.0, 4.0, 9.0]), "sequence_tokens": np.array([1, 2, 0])} for _ in parts)
+    found = _whole_batch([part | log for part, log in zip(parts, logs, strict=True)], [2.0, 6.0])
+    # Twice the ratios 1 and 4 of one and two tokens; the third is padding.
+    assert found["sequence_ess"] == pytest.approx(10**2 / (4 * 34))
+    assert found["sequence_product_p50"] == pytest.approx(2.0)
+    assert found["sequence_geometric_p99"] == pytest.approx(2.0)
 
 
 def test_percentiles_of_micro_batches_are_averaged_by_tokens():

@@ -318,6 +318,42 @@ def test_ratio_percentiles_are_those_of_the_tokens_ratios(loss):
     assert found[0] < found[1] < found[2] <= metrics["ratio_max"]
 
 
+@pytest.mark.parametrize("importance", ["none", "tis"])
+def test_metrics_are_numpys_over_the_masked_tokens(importance):
+    data, low, high = batch(seed=5, B=8, T=9, scale=0.5), 0.2, 0.28
+    bounds = {} if importance == "none" else {"mask_geometric_high": 1.1, "mask_product_low": 0.5, "mask_veto": 0.3}
+    cfg = LossConfig(dual_clip=1.1, clip_low=low, clip_high=high, importance=importance, **bounds)
+    _, metrics = call(data, cfg, **correction(data))
+    mask = data["mask"]
+    new, old, rollout, ref = (
+        data[f"{name}logprobs"][mask].astype(np.float64) for name in ("", "old_", "rollout_", "ref_")
+    )
+    A, row = np.broadcast_to(data["advantages"][:, None], mask.shape)[mask], np.nonzero(mask)[0]
+    ratio, gap = np.exp(new - old), old - rollout
+    totals, lengths = np.bincount(row, gap, 8)[mask.any(1)], mask.sum(1)[mask.any(1)]
+    lowest = np.array([gap[row == b].min() for b in np.unique(row)])
+    out = {"geometric": totals / lengths > np.log(1.1), "product": totals < np.log(0.5), "veto": lowest < np.log(0.3)}
+    masked = out["geometric"] | out["product"] | out["veto"]
+    w = np.exp(gap) if importance == "none" else np.minimum(np.exp(gap), 2.0) * ~np.repeat(masked, lengths)
+    wanted = {
+        "ratio_mean": ratio.mean(),
+        "ratio_max": ratio.max(),
+        "clip_fraction_low": np.mean((ratio < 1 - low) & (A < 0)),
+        "clip_fraction_high": np.mean((ratio > 1 + high) & (A > 0)),
+        "clip_fraction_dual": np.mean((ratio > 1.1) & (A < 0)),
+        "approx_kl": np.mean(ratio - 1 - np.log(ratio)),
+        "kl_ref": np.mean(np.exp(ref - new) - 1 - (ref - new)),
+        "mismatch_mean": np.abs(gap).mean(),
+        "mismatch_max": np.abs(gap).max(),
+        "importance_ess": w.sum() ** 2 / (len(w) * (w**2).sum()),
+    }
+    if importance == "tis":
+        wanted |= {f"sequence_masked_{name}": some.mean() for name, some in out.items()}
+        wanted["sequence_masked"] = masked.mean()
+        assert all(0 < some.mean() < masked.mean() < 1 for some in out.values())
+    assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+
+
 def test_percentiles_change_no_gradient():
     data = batch(seed=5)
 
