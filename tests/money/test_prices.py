@@ -9,8 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from orchestra_jax.config.ranges import ConfigError
+from orchestra_jax.config.schema import PricingConfig
 from orchestra_jax.money import price_files, run_prices
-from orchestra_jax.money.price_book import scaled
+from orchestra_jax.money.price_book import PriceBook, PriceDraw, scaled
 from orchestra_jax.money.prices import POLICY, MissingPrice, Price, PriceList, call_rows, policy_row
 from orchestra_jax.types import ToolSpec, Usage
 
@@ -71,6 +72,42 @@ def test_the_policys_tokens_cost_and_its_seconds_do_not():
     for known, per_token, seconds in ((0.0, None, 7.0), (3.0, None, 3.0), (3.0, 1e-5, 5.0), (3.0, 0.0, 0.0)):
         found = policy_row(replace(row, seconds=known), prices, 7.0, per_token)
         assert (found.cost_usd, found.seconds, found.price_list) == (8.5, pytest.approx(seconds), "p")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, Price(2.0, 0.5, 8.0, call=0.25)),
+        ({"orchestrator_input": 3.0}, Price(3.0, None, 8.0, call=0.25)),  # cached tokens cost what is given, too
+        ({"orchestrator_output": 9.0}, Price(2.0, 0.5, 9.0, call=0.25)),
+        ({"orchestrator_cached_input": 0.1}, Price(2.0, 0.1, 8.0, call=0.25)),
+        ({"orchestrator": "n", "orchestrator_input": 0.0, "orchestrator_output": 1.0}, Price(0.0, None, 1.0)),
+    ],
+)
+def test_the_price_of_the_policy_is_what_is_given_and_else_its_models(given: dict[str, float], wanted: Price):
+    prices = PriceList("p", "d", "s", {"m": Price(2.0, 0.5, 8.0, call=0.25)})
+    none = {"orchestrator": "m", "orchestrator_input": None, "orchestrator_output": None}
+    assert run_prices.with_policy(prices, PricingConfig(**none | given)).entries == {**prices.entries, POLICY: wanted}
+    with pytest.raises(ConfigError, match="no price for the policy, n"):
+        run_prices.with_policy(prices, PricingConfig(**none | {"orchestrator": "n", "orchestrator_input": 1.0}))
+
+
+def test_a_book_makes_the_list_that_was_drawn_again_and_no_other():
+    lists = [PriceList(name, "d", "s", {"m": Price(call=1.0 + i)}) for i, name in enumerate("abc")]
+    rng = np.random.default_rng(0)
+    drawn = [PriceBook(lists[0], lists[1:]).draw(rng) for _ in range(20)]
+    assert set(drawn) == {PriceDraw("b"), PriceDraw("c")}
+    assert PriceBook(lists[0], lists[1:]).prices(PriceDraw("c")) is lists[2]
+    assert PriceBook(lists[0]).draw(rng) == PriceDraw("a")
+    book = PriceBook(lists[0], lists[1:], 0.5, 2.0)
+    draws = [book.draw(rng) for _ in range(20)]
+    assert len({draw.seed for draw in draws}) == 20
+    for draw in draws:
+        (its,) = (prices for prices in lists if prices.id == draw.list)
+        assert book.prices(draw) == scaled(its, draw.seed, 0.5, 2.0)
+    for other in (PriceDraw("a", 1, 0.5, 2.0), PriceDraw("b"), PriceDraw("b", 1, 0.5, 3.0)):
+        with pytest.raises(ValueError, match="is not of this run"):
+            book.prices(other)
 
 
 def test_the_papers_prices():
