@@ -78,8 +78,7 @@ def normalize_features(
     high = jnp.where(member, features, -jnp.inf).max(axis=-2, keepdims=True)
     spread = high > low  # False for constant features and for groups without a valid member
     inside = member & spread
-    scale = jnp.where(spread, high - low, 1.0)
-    norm = jnp.where(inside, jnp.where(inside, features - jnp.where(spread, low, 0.0), 0.0) / scale, 0.0)
+    norm = jnp.where(inside, features - low, 0.0) / jnp.where(spread, high - low, 1.0)
     if not normalize_outcome:
         norm = norm.at[..., OUTCOME].set(jnp.where(member[..., 0], features[..., OUTCOME], 0.0))
     return norm

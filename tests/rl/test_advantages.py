@@ -51,8 +51,12 @@ def test_population_std_decides_the_filter():
 
 
 def test_equal_rewards_give_exact_zeros_without_a_filter():
-    rewards = jnp.full((1, 3), 0.3)  # the float32 mean of three 0.3 is not 0.3: rounding must not become +-1
-    np.testing.assert_array_equal(group_advantages(rewards, jnp.ones((1, 3), bool), min_std=0.0), jnp.zeros((1, 3)))
+    # The float32 mean of some equal numbers is another number: rounding must not become +-1.
+    rewards = jnp.full((64, 7), jnp.linspace(0.1, 0.9, 64)[:, None])
+    assert (rewards.sum(1) / 7 != rewards[:, 0]).any()
+    valid = jnp.ones(rewards.shape, bool)
+    np.testing.assert_array_equal(group_advantages(rewards, valid, min_std=0.0), jnp.zeros(rewards.shape))
+    assert not informative_groups(rewards, valid, min_std=0.0).any()
 
 
 def test_options():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestra_jax.rl.rewards import feature_matrix, preference_reward, preference_score
+from orchestra_jax.rl.rewards import feature_matrix, normalize_features, preference_reward, preference_score
 
 
 def brute_force_reward(M, preference, solved, valid, tool_mask, normalize_outcome=True):
@@ -71,10 +71,14 @@ def test_feature_matrix_order_and_signs():
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("count", [[3, 0, 1], [0, 0, 0]]), ("used", [[1, 0, 1], [0, 0, 0]]), ("share", [[0.75, 0, 0.25], [0, 0, 0]])],
+    [
+        ("count", [[3, 0, 1], [0, 0, 0], [0, 2, 0]]),
+        ("used", [[1, 0, 1], [0, 0, 0], [0, 1, 0]]),
+        ("share", [[0.75, 0, 0.25], [0, 0, 0], [0, 1, 0]]),
+    ],
 )
 def test_tool_features(kind, expected):
-    counts, zeros = jnp.array([[[3, 0, 1], [0, 0, 0]]]), jnp.zeros((1, 2))
+    counts, zeros = jnp.array([[[3, 0, 1], [0, 0, 0], [0, 2, 0]]]), jnp.zeros((1, 3))
     M = feature_matrix(counts, zeros > 0, zeros, zeros, tool_feature=kind)
     np.testing.assert_array_equal(M[0, :, :3], np.array(expected, np.float32))
 
@@ -104,8 +108,13 @@ def test_invalid_members_hold_anything():
     M, preference, solved, valid, tool_mask = random_batch(0)
     clean = preference_reward(M, preference, solved, valid, tool_mask)
     M[~valid] = np.nan
-    M[np.broadcast_to(~tool_mask[:, None, :], M.shape)] = np.inf
-    np.testing.assert_array_equal(preference_reward(M, preference, solved, valid, tool_mask), clean)
+    for normalize_outcome in (True, False):
+        norm = np.asarray(normalize_features(M, valid, normalize_outcome=normalize_outcome))
+        assert not norm[~valid].any()
+        assert norm[valid].any()
+    for anything in (np.inf, np.nan):
+        M[np.broadcast_to(~tool_mask[:, None, :], M.shape)] = preference[~tool_mask] = anything
+        np.testing.assert_array_equal(preference_reward(M, preference, solved, valid, tool_mask), clean)
 
 
 @pytest.mark.parametrize("normalize_outcome", [True, False])
