@@ -114,6 +114,11 @@ def test_what_the_calls_after_the_first_gain() -> None:
     assert found == pytest.approx(wanted | {"first_cost": 0.1, "cost": 0.4})
 
 
+def test_a_result_is_right_by_the_answer_in_it() -> None:
+    run = answered("sum", [result_of("Half of 14 is \\boxed{7}."), result_of("8")], "8")
+    assert several_figures([run])["several"]["first_right"] == 1.0
+
+
 @pytest.mark.parametrize("tool", ["answer", "relay"])
 def test_a_call_that_hands_in_the_answer_is_no_further_call(tool: str) -> None:
     run = calling(calls_of("a", tool), ["a", "b", tool])

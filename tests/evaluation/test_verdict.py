@@ -73,7 +73,8 @@ def test_few_questions_of_which_none_is_lost_do_not_tell_it_either():
     assert "Too few questions to tell which is more often right (difference 0.0 points, 95 % interval -24.2" in found
     assert found.endswith(" to 24.2); 75 % cheaper.")
     found = sentences(shifted(best, 1, 0, 0.05), best, "big")
-    assert "Too few questions to tell which is more often right (difference 8.3 points, 95 % interval -24.2" in found
+    # The other end is the bootstrap's: at most 3 of 12 in 97.5 % of the draws of B(12, 1/12).
+    assert "more often right (difference 8.3 points, 95 % interval -24.2 to 25.0)" in found
     best = outcomes(60, 15, 0.2)  # of 0 of 75 at 4.9 %
     found = sentences(shifted(best, 0, 0, 0.05), best, "big")
     assert "As often right, within chance (difference 0.0 points, 95 % interval -4.9 to 4.9) and 75 %" in found
@@ -143,3 +144,14 @@ def test_a_rule_is_compared_on_the_questions_that_both_answered():
     run = [replace(each, status=Status.FAILED) if each.group % 2 else each for each in run]
     easy = [trajectory(number, "big", number % 2 == 1 or number % 8 == 0, 0.0005) for number in range(40)]
     assert "baseline" not in verdict(run, {"best": best, "easy": easy}, "best", "", 1)
+
+
+@pytest.mark.parametrize(("scale", "price"), [(1.0, ".0500"), (0.05, "2.50 cents per 1,000 questions")])
+def test_of_several_better_rules_the_most_often_right_and_then_the_cheapest_is_named(scale: float, price: str):
+    def played(right: int, usd: float) -> list[Trajectory]:
+        return [trajectory(number, f"m{number % 2}", number < right, scale * usd) for number in range(10)]
+
+    rules = {"best": played(10, 0.0001), "dear": played(10, 0.0009), "cheap": played(10, 0.0005)}
+    found = verdict(played(9, 0.001), rules | {"worse": played(9, 0.0002)}, "best", "", 1)
+    assert "your best model alone (the best of each menu): 100.0 %" in found
+    assert found.endswith(f" The baseline cheap does no worse for no more: 100.0 % at {price}.")

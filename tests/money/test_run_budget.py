@@ -63,3 +63,10 @@ def test_each_process_has_a_file_and_those_of_lost_ones_are_taken_over(tmp_path:
     assert RunBudget(BudgetConfig(), tmp_path, Prepared(1, 2)).run.spent.usd == pytest.approx(2.0)
     assert RunBudget(BudgetConfig(), tmp_path, Prepared(4, 5)).run.spent.usd == 0
     assert RunBudget(BudgetConfig(), tmp_path).summary()["by_name"] == {"gpt-5": {"usd": 6.0, "tokens": 30, "calls": 3}}
+
+
+def test_the_dearest_name_comes_first(tmp_path: Path):
+    money = RunBudget(BudgetConfig(), tmp_path)
+    for usd, name in ((1.0, "a"), (3.0, "b"), (2.0, "c")):
+        pay(money.run, usd, name)
+    assert list(money.summary()["by_name"]) == ["b", "c", "a"]
