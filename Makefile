@@ -1,13 +1,14 @@
 # `make` lists the targets. The first one that needs it makes .venv, and makes it anew when pyproject.toml changes.
 PYTHON ?= python3
-TESTED := requirements/tested/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+VENV ?= .venv
 ifdef NEWEST
 VENV := .venv-newest
-else
-VENV ?= .venv
-LOCK := $(wildcard $(TESTED))
 endif
 PY := $(VENV)/bin/python
+# The Python of the environment decides, where there is one.
+version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+TESTED := requirements/tested/$(or $(call version,$(PY)),$(call version,$(PYTHON))).txt
+LOCK := $(if $(NEWEST),,$(wildcard $(TESTED)))
 UV := $(shell command -v uv 2>/dev/null)
 SGLANG ?= .venv-sglang
 RUN ?=
@@ -22,7 +23,11 @@ TESTS ?= tests
 SLOW_PY ?= $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart smollm2 recorded notebooks rehearsal chaos serve-load test test-slow test-worlds test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
+ifeq ($(wildcard pyproject.toml),)
+$(error Run make in the folder of this Makefile, or name that folder: make -C FOLDER)
+endif
+
+.PHONY: help fits install install-dev quickstart smollm2 recorded notebooks rehearsal chaos serve-load test test-slow test-worlds test-release test-sglang test-sglang-training sglang-cpu site lint format lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +48,7 @@ recorded: install ## a small policy learns on the recorded answers of real model
 
 notebooks: install-dev ## runs every notebook on the results that are kept; RERUN=1 makes the runs behind them first (hours)
 	@$(PY) -c "import ipykernel, nbclient, pandas" 2>/dev/null || $(INSTALL) -e ".[notebooks]"
-	cd notebooks && RERUN=$(RERUN) $(abspath $(VENV))/bin/jupyter execute $(if $(RERUN),--inplace) *.ipynb
+	cd notebooks && RERUN=$(RERUN) "$(abspath $(VENV))"/bin/jupyter execute $(if $(RERUN),--inplace) *.ipynb
 
 rehearsal: install-dev sglang-cpu ## the paper's run on this CPU: two trainers, two SGLang servers, a kill; add RUN="+experiment=frames --steps 10"
 	SGLANG_PYTHON=$(SGLANG)/bin/python $(PY) -m benchmarks.rehearsal $(RUN)
@@ -106,32 +111,47 @@ lock: install-dev ## requirements/tested: the packages of this environment; afte
 clean: ## remove the environments and the caches; outputs stay
 	rm -rf $(VENV) .venv-newest .venv-torch .venv-docs .worlds build $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 
+# $(1): how a new environment is made. A folder that is there already may be somebody's: it is not touched.
+define new
+@[ ! -e $(VENV) ] || { echo "make: no Python runs in $(VENV): remove that folder, then try again." >&2; exit 1; }
+@$(1) || { rm -rf $(VENV); echo "make: could not make $(VENV) with $(PYTHON) ($(or $(call version,$(PYTHON)),not found)):" \
+  "it needs Python >= 3.11 with pip, and room on the disk. PYTHON=python3.12 would take another Python." >&2; exit 1; }
+endef
+
 ifdef UV
 INSTALL := $(UV) pip install --quiet --python $(PY)
 $(PY):
-	$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(VENV)
+	$(call new,$(UV) venv --quiet --seed --python $(PYTHON) $(VENV))
 else
 # Byte-compiling every installed module would take longer than the download.
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 # Debian's python3 has venv but not ensurepip: then the system's pip puts pip into the new environment.
 $(PY):
-	$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
-	  || { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --quiet --python $(PY) install pip; } \
-	  || { rm -rf $(VENV); echo "make: could not make $(VENV): install Python >= 3.11 with pip, or set PYTHON=..." >&2; exit 1; }
+	$(call new,$(PYTHON) -c 'import sys; sys.exit(sys.hexversion < 0x30B0000)' 2>/dev/null && { \
+	  $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
+	  && $(PYTHON) -m pip --quiet --python $(PY) install pip; }; })
 endif
+
+fits: | $(PY)  # the environment runs, and what it imports is this folder's; -P came with Python 3.11
+	@$(PY) -P -c 'import os, sys; sys.exit(os.path.exists(sys.argv[1]) and not os.path.samefile( \
+	  __import__("orchestra_jax").__file__, "orchestra_jax/__init__.py"))' $(VENV)/.installed 2>/dev/null \
+	  || { echo "make: $(VENV) was made by an older or another Python, or in another folder: remove it, then try again." >&2; exit 1; }
 
 # Arguments: what to install. The versions that were tested, or the newest ones where these cannot all be had.
 define install
 @$(INSTALL) $(addprefix -c ,$(LOCK)) -e $(1) || { [ -n "$(LOCK)" ] \
-  && echo "make: the versions of $(LOCK) cannot all be had here: taking the newest." >&2 && $(INSTALL) -e $(1); }
+  && echo "make: the versions of $(LOCK) could not be installed: trying the newest." >&2 && $(INSTALL) -e $(1); } \
+  || { echo "make: not all packages could be installed; the lines above say why (no network, a full disk?)." \
+  "The same command tries again." >&2; exit 1; }
 endef
 
-$(VENV)/.installed: pyproject.toml $(LOCK) | $(PY)
-	@echo "Installing orchestra-jax into $(VENV): a minute or two the first time."
+$(VENV)/.installed: pyproject.toml $(LOCK) | fits
+	@echo "Installing orchestra-jax into $(VENV)$(if $(LOCK),,, with the newest packages): a minute or two the first time."
 	$(call install,.)
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(LOCK) | $(PY)
-	@echo "Installing orchestra-jax and its developer tools into $(VENV): a minute or two the first time."
+$(VENV)/.installed-dev: pyproject.toml $(LOCK) | fits
+	@echo "Installing orchestra-jax and its developer tools into $(VENV)$(if $(LOCK),,, with the newest packages):" \
+	  "a minute or two the first time."
 	$(call install,".[dev]")
 	@touch $@ $(VENV)/.installed
