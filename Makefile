@@ -112,9 +112,11 @@ clean: ## remove the environments and the caches; outputs stay
 	rm -rf $(VENV) .venv-newest .venv-torch .venv-docs .worlds build $(SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 
 # $(1): how a new environment is made. A folder that is there already may be somebody's: it is not touched.
+# Python has -P since 3.11.
 define new
 @[ ! -e $(VENV) ] || { echo "make: no Python runs in $(VENV): remove that folder, then try again." >&2; exit 1; }
-@$(1) || { rm -rf $(VENV); echo "make: could not make $(VENV) with $(PYTHON) ($(or $(call version,$(PYTHON)),not found)):" \
+@$(1) && $(PY) -P -c '' 2>/dev/null || { rm -rf $(VENV); \
+  echo "make: could not make $(VENV) with $(PYTHON) ($(or $(call version,$(PYTHON)),not found)):" \
   "it needs Python >= 3.11 with pip, and room on the disk. PYTHON=python3.12 would take another Python." >&2; exit 1; }
 endef
 
@@ -127,12 +129,11 @@ else
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 # Debian's python3 has venv but not ensurepip: then the system's pip puts pip into the new environment.
 $(PY):
-	$(call new,$(PYTHON) -c 'import sys; sys.exit(sys.hexversion < 0x30B0000)' 2>/dev/null && { \
-	  $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
+	$(call new,{ $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
 	  && $(PYTHON) -m pip --quiet --python $(PY) install pip; }; })
 endif
 
-fits: | $(PY)  # the environment runs, and what it imports is this folder's; -P came with Python 3.11
+fits: | $(PY)  # the environment runs, and what it imports is this folder's
 	@$(PY) -P -c 'import os, sys; sys.exit(os.path.exists(sys.argv[1]) and not os.path.samefile( \
 	  __import__("orchestra_jax").__file__, "orchestra_jax/__init__.py"))' $(VENV)/.installed 2>/dev/null \
 	  || { echo "make: $(VENV) was made by an older or another Python, or in another folder: remove it, then try again." >&2; exit 1; }

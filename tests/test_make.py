@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = ("make", "sh", "grep", "rm", "touch")
+PROGRAMS = ("make", "sh", "grep", "rm", "touch", "mkdir", "cp")
 needs_make = pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
 
 
@@ -49,8 +49,12 @@ def said(folder: Path, *words: str, cwd: Path | None = None) -> list[str]:
 @pytest.mark.parametrize("version", [None, "3.10"])
 def test_python_is_missing_or_too_old(folder: Path, version: str | None) -> None:
     if version:
-        script(folder / "bin" / "python3", f'case "$2" in *print*) echo {version};; *) exit 1;; esac')
-    (line,) = said(folder)
+        venv_made = "mkdir -p .venv/bin && cp bin/python3 .venv/bin/python"
+        script(
+            folder / "bin" / "python3",
+            f'case "$1 $2" in *print*) echo {version};; *venv) {venv_made};; *) exit 2;; esac',
+        )
+    *_, line = said(folder)  # the shell may have its own
     assert line.startswith(f"make: could not make .venv with python3 ({version or 'not found'}): it needs Python")
     assert not (folder / ".venv").exists()
 
