@@ -41,6 +41,7 @@ def test_the_first_start_says_what_was_run_with_what_and_where(tmp_path: Path):
     assert (tmp_path / ".hydra" / "overrides.yaml").read_text() == "- seed=1\n- name=a b\n"
 
 
+@pytest.mark.skipif(not shutil.which("git"), reason="there is no git")
 def test_the_commit_is_that_of_the_checkout_and_says_whether_files_changed(tmp_path: Path, monkeypatch):
     def git(*words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
