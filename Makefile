@@ -136,7 +136,7 @@ endif
 fits: | $(PY)  # the environment runs, and what it imports is this folder's
 	@$(PY) -P -c 'import os, sys; sys.exit(os.path.exists(sys.argv[1]) and not os.path.samefile( \
 	  __import__("orchestra_jax").__file__, "orchestra_jax/__init__.py"))' $(VENV)/.installed 2>/dev/null \
-	  || { echo "make: $(VENV) was made by an older or another Python, or in another folder: remove it, then try again." >&2; exit 1; }
+	  || { echo "make: $(VENV) was made by an older or another Python, or in another folder: remove it or set VENV, then try again." >&2; exit 1; }
 
 # Arguments: what to install. The versions that were tested, or the newest ones where these cannot all be had.
 define install
