@@ -79,7 +79,7 @@ def test_an_environment_of_another_folder_is_refused(folder: Path, other: str) -
     (line,) = said(folder)
     assert line.startswith("make: .venv was made by an older or another Python, or in another folder: remove it")
     (packages / "package.pth").write_text(f"{folder}\n")
-    subprocess.run(["make", "install"], cwd=folder, check=True, timeout=60, capture_output=True)
+    subprocess.run(["make", "install"], cwd=folder, env={"PATH": str(folder / "bin")}, check=True, timeout=60)
 
 
 @needs_make
