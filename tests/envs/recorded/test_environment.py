@@ -61,7 +61,8 @@ def test_no_number_of_the_other_splits_is_in_what_a_policy_reads(table: Path):
         rows = made_rows()
         for row in rows:
             if row["id"] in ids:
-                row |= {"correct": not row["correct"], "output": "x" * 900, "tokens": 900, "latency": 70.0, "cost": 9.0}
+                row |= {"correct": not row["correct"], "output": "x" * 99, "answer": "x" * 99}
+                row |= {"tokens": 900, "latency": 70.0, "cost": 9.0}
         return RecordedEnvironment(config(str(write(table.with_name("forged.jsonl"), rows)), python=False))
 
     shown = everything_shown(honest)
