@@ -227,7 +227,7 @@ class AskedEpisode:
         self._own = {spec.name: replace(spec, terminal=True) for spec in said.tools}
         self.tools: tuple[ToolSpec, ...] = (*episode.tools, *self._own.values())
         self._prices_usd = {spec.name: spec.price_usd or 0.0 for spec in episode.tools}
-        self._read = dict[str, bool]()  # by tool, whether the policy has read its last result; that one at the end
+        self._read = dict[str, bool]()  # whether the policy has read each tool's last result; the latest last
         self.prices: PriceList | None = getattr(episode, "prices", None)
         self._episode, self._account = episode, account
         account.begin(self.prices)

@@ -83,7 +83,7 @@ REQUESTS = Table(
     Column("ended", Float),
     Column("status", String),
     Column("reason", String),
-    # As the client was told, own tokens, simulated and recorded calls included; and what was billed after its end.
+    # What the client was told, with own tokens, simulated and recorded calls; and bills that came after its end.
     Column("usd", BigInteger),
     Column("seconds", Float),
     Column("policy", String),  # the weights that answered

@@ -49,7 +49,7 @@ class _CallJournal:
         paid: whether somebody else is paid for them; only those count in the servers' budget.
 
     Attributes:
-        late: once the request has ended, is told the dollars of its calls that end after it.
+        late: called with the dollars of each call that ends after its request; None: the request is under way.
     """
 
     late: Callable[[float], None] | None = None

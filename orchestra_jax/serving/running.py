@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEY = "ORCHESTRA_API_KEY"  # environment variable with the key that clients have to send
 _STOP_S = 10  # for requests under way to end, once the server is told to stop
-_LAST_S = 2  # for clients to hear that theirs did not
+_LAST_S = 2  # for clients to read that their requests were ended
 _HOUR_S = 3600
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
