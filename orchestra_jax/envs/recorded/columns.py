@@ -219,7 +219,7 @@ def _header(file: Path) -> list[str]:
     separator = _SEPARATORS[file.suffix]
     with file.open(encoding="utf-8-sig", newline="") as lines:
         names = next(csv.reader(lines, delimiter=separator), [])
-    if len(names) < 2 or names[0].startswith("sep="):  # Excel's hint, or another separator
+    if names and (len(names) < 2 or names[0].startswith("sep=")):  # Excel's hint, or another separator
         raise ValueError(
             f"{str(file)!r} must name its columns in the first line, separated by {_CALLED[separator]}, and not "
             f"{separator.join(names)[:SHOWN]!r}: save it so."

@@ -232,7 +232,7 @@ def test_answers_that_never_equal_their_reference_are_refused_and_some_are_told(
         (b"question,model,output,correct\n\xff,b,c,1\n", "cannot be read: it is not UTF-8: save it in this encoding"),
         ("question,model,output,correct\na,b,c,1\n".encode("utf-16"), "cannot be read: it is not UTF-8"),
         (b"question,model," + b"x" * 140_000, "cannot be read: field larger than"),
-        (b"", "must name its columns in the first line, separated by commas, and not '': save it so"),
+        (b"", "has no rows"),
         (b"question;model;output;correct\n", "line, separated by commas, and not 'question;model;output;correct': s"),
         (b"sep=,\nquestion,model,output,correct\n", "separated by commas, and not 'sep=,': save it so"),
     ],
