@@ -11,6 +11,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Any
@@ -128,7 +129,7 @@ class Catalogue:
             if missing := sorted(function for use, (function, _) in _FUNCTIONS.items() if use not in offered):
                 raise ValueError(f"The released form has no model for {missing[0]!r}; name one under tools.experts.")
 
-    @property
+    @cached_property
     def _required(self) -> list[str]:
         """Keys of the tools that every menu has."""
         return [key for key in self.entries if key in HAND_IN or key in self.rule.always]

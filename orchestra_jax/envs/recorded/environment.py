@@ -10,7 +10,7 @@ of `pricing.name`.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from statistics import median
 
 import numpy as np
@@ -82,6 +82,7 @@ class RecordedEnvironment(Environment):
         training = self.recording.of(self.splits["train"])
         refuse_changed(cfg, training)
         self.evidence = evidence_of(training)
+        self._drawn = lru_cache(maxsize=4096)(partial(drawn, self.evidence))  # of the demonstrations under way
         unseen = list(self._options["unseen"])
         seen = [model for model in self.recording.models if model not in unseen]
         if unknown := [model for model in unseen if model not in self.recording.models]:
@@ -321,7 +322,7 @@ class RecordedEnvironment(Environment):
     def _pose_shown(self, name: str, rng: np.random.Generator) -> Task:
         """Return the question for demonstrations; its menu shows drawn evidence."""
         seed = int(rng.integers(2**32))
-        task = self._pose_train(name, rng, drawn(self.evidence, seed))[0]
+        task = self._pose_train(name, rng, self._drawn(seed))[0]
         return replace(task, extra={**task.extra, "evidence": seed})
 
     def _pose_train(
@@ -370,8 +371,7 @@ class RecordedEnvironment(Environment):
         return None if goes_on is None else ToolCall(goes_on, {})
 
     def _shown(self, task: Task) -> tuple[Task, Sequence[PricedExpert], Mapping[str, Evidence], float, int]:
-        evidence = drawn(self.evidence, task.extra["evidence"])
-        return task, self.experts(task), evidence, self._usual_usd, most_asked(self._cfg)
+        return task, self.experts(task), self._drawn(task.extra["evidence"]), self._usual_usd, most_asked(self._cfg)
 
     def _answer_from(self, results: Sequence[ToolResult]) -> str:
         return next((text for result in reversed(results) if (text := self._said(result)) is not None), "unknown")

@@ -32,6 +32,11 @@ def read_table(
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(str(error).replace("env.options.path", f"env.options.{option}")) from error
     refuse_names(found)
+    if option == "path" and not found.correct.any():
+        raise ConfigError(
+            "No answer of env.options.path is marked as correct, so that there is nothing to learn: check the column "
+            "'correct', or bring answers of which some are right."
+        )
     if quiet:
         return found
     try:
