@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -135,6 +136,21 @@ def schema() -> DictConfig:
     node: DictConfig = OmegaConf.structured(RunConfig)
     _unlock(node)
     return node
+
+
+def of_this_version(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return recorded settings without those that the schema has no more, and these as "key=value"."""
+    gone = list[str]()
+
+    def kept(settings: Any, node: Any, above: str) -> Any:
+        if not isinstance(settings, Mapping) or not is_dataclass(OmegaConf.get_type(node)):
+            return settings
+        fields = set(node)  # `in node` is False where a value is missing
+        known = {name: value for name, value in settings.items() if name in fields}
+        gone.extend(f"{above}{name}={settings[name]}" for name in settings if name not in known)
+        return {name: kept(value, node._get_node(name), f"{above}{name}.") for name, value in known.items()}
+
+    return kept(recorded, schema(), ""), gone
 
 
 def _unlock(node: DictConfig) -> None:

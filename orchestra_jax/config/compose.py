@@ -7,7 +7,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from orchestra_jax.config.checks import load
-from orchestra_jax.config.cli import register, schema
+from orchestra_jax.config.cli import of_this_version, register, schema
 from orchestra_jax.config.errors import explain_error, is_users_error
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.io.shipped import CONF
@@ -41,9 +41,9 @@ def compose(*overrides: str, name: str = "config") -> RunConfig:
 
 
 def recorded_config(settings: Mapping[str, Any]) -> RunConfig:
-    """Return the config that was written to run.json.
+    """Return the config that was written to run.json, without settings that this version does not have.
 
     Raises:
         ConfigError, omegaconf.errors.OmegaConfBaseException: another version wrote it.
     """
-    return load(cast(DictConfig, OmegaConf.merge(schema(), settings)))
+    return load(cast(DictConfig, OmegaConf.merge(schema(), of_this_version(settings)[0])))

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName, ReplayMode
-from orchestra_jax.config.cli import end, schema
+from orchestra_jax.config.cli import end, of_this_version, schema
 from orchestra_jax.config.missing_policy import NOT_OURS
 from orchestra_jax.config.parents import run_folder
 from orchestra_jax.config.ranges import ConfigError
@@ -183,6 +183,8 @@ def told(config: DictConfig, given: Sequence[str], home: Path) -> str:
         usd, url = config.budget.run_usd, config.tools.server.url
         limit = "no budget.run_usd is set" if usd is None else f"budget.run_usd={usd:g} ends it"
         line += f" It asks {_listed(asked)}{f' at {url}' if url else ''}; {limit}."
+    if gone := of_this_version((record.read(home) or {}).get("config", {}))[1]:
+        line += f" Another version trained it; left out are settings that this one does not have: {', '.join(gone)}."
     own = [each.key_or_group for each in parsed(given)]
     own = [key for key in own if key not in ("policy", "name", "output_dir", "evaluation.dry_run")]
     return line + (f" The command sets {', '.join(own)}." if own else "")
@@ -211,7 +213,7 @@ def taken_from(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the record's settings but those `staying`; files named from the run's folder of work are found."""
     start, chosen = _started_in(home), {_SECTIONS.get(each.key_or_group) for each in words}
-    for key, value in recorded.items():
+    for key, value in of_this_version(recorded)[0].items():
         if key in chosen:
             for inner in (name.partition(".")[2] for name in _OF_THE_RUN if name.startswith(f"{key}.")):
                 yield f"{key}.{inner}", value[inner]

@@ -216,7 +216,9 @@ def test_answers_that_never_equal_their_reference_are_refused_and_some_are_told(
         row["output"] = "see the log"
     with pytest.raises(ConfigError, match=r"11 of 109 answers of .* and would count as wrong: .* leave 'answer' out"):
         world(write(tmp_path / "t.csv", rows))
-    with pytest.raises(ConfigError, match=r"No answer of env\.options\.path is marked as correct, .*: check the column"):
+    with pytest.raises(
+        ConfigError, match=r"No answer of env\.options\.path is marked as correct, .*: check the column"
+    ):
         world(write(tmp_path / "t.csv", [row | {"correct": False} for row in rows]))
     rows = own_rows()
     right = [row for row in rows if row["correct"]]
