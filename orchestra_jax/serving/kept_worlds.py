@@ -35,7 +35,7 @@ _KEPT = "kept"  # of env.options: the database
 _OF_THE_EXPERIMENT = (
     *from_run.OWN,
     *("name", "seed", "steps", "algorithm", "warm_start", "profile", "plan", "data.preferences_per_question"),
-    *("rollout.max_staleness", "rollout.oversample"),
+    *("rollout.temperature", "rollout.max_staleness", "rollout.oversample"),
 )
 
 
