@@ -7,6 +7,10 @@ from hypothesis import strategies as st
 
 from orchestra_jax.rl.rewards import feature_matrix, normalize_features, preference_reward, preference_score
 
+# Outside jit, JAX compiles a program for every operation and shape.
+features = jax.jit(feature_matrix, static_argnames="tool_feature")
+reward_of = jax.jit(preference_reward, static_argnames="normalize_outcome")
+
 
 def brute_force_reward(M, preference, solved, valid, tool_mask, normalize_outcome=True):
     """Eq. 2 with plain loops, in float64."""
@@ -41,24 +45,26 @@ def random_batch(seed, G=5, N=6, K=4):
     valid[3] = np.arange(N) == 1  # a group with one
     solved[4] = valid[4] = True  # all right
     tool_mask = np.concatenate([rng.random((G, K)) < 0.7, np.ones((G, 3), bool)], axis=-1)
-    M = np.array(feature_matrix(jnp.asarray(counts), jnp.asarray(solved), jnp.asarray(cost), jnp.asarray(latency)))
+    M = np.array(features(counts, solved, cost, latency))
     return M, rng.random((G, K + 3)).astype(np.float32), solved, valid, tool_mask
 
 
 def one_group(normalize_outcome=True):
     """Three valid members and one that is not; preference for tool 0, the outcome and low cost."""
-    M = feature_matrix(
-        jnp.array([[[4, 1], [2, 1], [0, 1], [9, 9]]]),
-        jnp.array([[True, True, False, True]]),
-        jnp.array([[0.3, 0.1, 0.5, 9.0]]),
-        jnp.array([[10.0, 20.0, 30.0, 1.0]]),
+    M = np.asarray(
+        features(
+            np.array([[[4, 1], [2, 1], [0, 1], [9, 9]]]),
+            np.array([[True, True, False, True]]),
+            np.array([[0.3, 0.1, 0.5, 9.0]]),
+            np.array([[10.0, 20.0, 30.0, 1.0]]),
+        )
     )
-    return preference_reward(
+    return reward_of(
         M,
-        jnp.array([[0.5, 1.0, 1.0, 0.4, 0.0]]),
+        np.array([[0.5, 1.0, 1.0, 0.4, 0.0]]),
         M[..., -3] > 0,
-        jnp.array([[True, True, True, False]]),
-        jnp.ones((1, 5), bool),
+        np.array([[True, True, True, False]]),
+        np.ones((1, 5), bool),
         normalize_outcome=normalize_outcome,
     )
 
@@ -78,9 +84,9 @@ def test_feature_matrix_order_and_signs():
     ],
 )
 def test_tool_features(kind, expected):
-    counts, zeros = jnp.array([[[3, 0, 1], [0, 0, 0], [0, 2, 0]]]), jnp.zeros((1, 3))
-    M = feature_matrix(counts, zeros > 0, zeros, zeros, tool_feature=kind)
-    np.testing.assert_array_equal(M[0, :, :3], np.array(expected, np.float32))
+    counts, zeros = np.array([[[3, 0, 1], [0, 0, 0], [0, 2, 0]]]), np.zeros((1, 3))
+    M = features(counts, zeros > 0, zeros, zeros, tool_feature=kind)
+    np.testing.assert_array_equal(np.asarray(M)[0, :, :3], np.array(expected, np.float32))
 
 
 def test_unknown_tool_feature():
@@ -96,17 +102,17 @@ def test_reward_worked_by_hand():
 
 
 def test_all_right_group_loses_or_keeps_the_outcome():
-    M = feature_matrix(jnp.zeros((1, 2, 1)), jnp.ones((1, 2), bool), jnp.zeros((1, 2)), jnp.zeros((1, 2)))
-    ones = jnp.ones((1, 2), bool)
-    args = M, jnp.array([[0.0, 0.8, 0.0, 0.0]]), ones, ones, jnp.ones((1, 4), bool)
-    np.testing.assert_array_equal(preference_reward(*args), [[0.0, 0.0]])
-    np.testing.assert_allclose(preference_reward(*args, normalize_outcome=False), [[0.8, 0.8]])
+    ones = np.ones((1, 2), bool)
+    M = features(np.zeros((1, 2, 1)), ones, np.zeros((1, 2)), np.zeros((1, 2)))
+    args = M, np.array([[0.0, 0.8, 0.0, 0.0]]), ones, ones, np.ones((1, 4), bool)
+    np.testing.assert_array_equal(reward_of(*args), [[0.0, 0.0]])
+    np.testing.assert_allclose(reward_of(*args, normalize_outcome=False), [[0.8, 0.8]])
     np.testing.assert_allclose(one_group(normalize_outcome=False), one_group())  # a mixed group is the same
 
 
 def test_invalid_members_hold_anything():
     M, preference, solved, valid, tool_mask = random_batch(0)
-    clean = preference_reward(M, preference, solved, valid, tool_mask)
+    clean = reward_of(M, preference, solved, valid, tool_mask)
     M[~valid] = np.nan
     for normalize_outcome in (True, False):
         norm = np.asarray(normalize_features(M, valid, normalize_outcome=normalize_outcome))
@@ -114,16 +120,14 @@ def test_invalid_members_hold_anything():
         assert norm[valid].any()
     for anything in (np.inf, np.nan):
         M[np.broadcast_to(~tool_mask[:, None, :], M.shape)] = preference[~tool_mask] = anything
-        np.testing.assert_array_equal(preference_reward(M, preference, solved, valid, tool_mask), clean)
+        np.testing.assert_array_equal(reward_of(M, preference, solved, valid, tool_mask), clean)
 
 
 @pytest.mark.parametrize("normalize_outcome", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_reward_matches_plain_loops(seed, normalize_outcome):
     batch = random_batch(seed)
-    reward = jax.jit(preference_reward, static_argnames="normalize_outcome")(
-        *batch, normalize_outcome=normalize_outcome
-    )
+    reward = reward_of(*batch, normalize_outcome=normalize_outcome)
     np.testing.assert_allclose(reward, brute_force_reward(*batch, normalize_outcome), atol=1e-5)
 
 
@@ -132,18 +136,18 @@ def test_reward_matches_plain_loops(seed, normalize_outcome):
 def test_permuting_a_group_permutes_its_rewards(order, seed):
     M, preference, solved, valid, tool_mask = random_batch(seed)
     order = np.array(order)
-    reward = np.asarray(preference_reward(M, preference, solved, valid, tool_mask))
-    moved = preference_reward(M[:, order], preference, solved[:, order], valid[:, order], tool_mask)
+    reward = np.asarray(reward_of(M, preference, solved, valid, tool_mask))
+    moved = reward_of(M[:, order], preference, solved[:, order], valid[:, order], tool_mask)
     np.testing.assert_allclose(moved, reward[:, order], rtol=1e-6)
 
 
 def test_preference_score_worked_by_hand():
     # Example 0: tool 6/3 = 2, outcome 1/1, cost .8/max(1, .2) = .8, latency 30/10 = 3: 2 + .5 + .8 + .1*3 = 3.6.
     # Example 1: the start never called the tool: 2/max(1, 0) = 2; latency 5/20 = .25. Example 2 is unsolved.
-    M_s = jnp.array([[6.0, 1, -0.2, -10], [2.0, 1, 0, -20], [9.0, 0, -1, -1]])
-    M_0 = jnp.array([[3.0, 1, -0.8, -30], [0.0, 0, 0, -5], [1.0, 1, -9, -9]])
-    preference = jnp.array([[1.0, 0.5, 1.0, 0.1], [1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
-    score = preference_score(M_s, M_0, preference, jnp.array([True, True, False]))
+    M_s = np.array([[6.0, 1, -0.2, -10], [2.0, 1, 0, -20], [9.0, 0, -1, -1]])
+    M_0 = np.array([[3.0, 1, -0.8, -30], [0.0, 0, 0, -5], [1.0, 1, -9, -9]])
+    preference = np.array([[1.0, 0.5, 1.0, 0.1], [1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
+    score = jax.jit(preference_score)(M_s, M_0, preference, np.array([True, True, False]))
     np.testing.assert_allclose(score, [3.6, 2.25, 0.0], rtol=1e-6)
 
 
