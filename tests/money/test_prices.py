@@ -61,7 +61,7 @@ def test_a_call_that_was_billed_at_another_list_gets_the_price_that_is_shown():
     free, billed = Usage("m", price_list="paid"), Usage("m", cost_usd=0.1, price_list="paid")
     for list_of_rows in (None, paid):  # None: the rows were paid by the list that is shown, which has no free call
         found = call_rows(ToolSpec("t", "", {}), (free, billed), 1.0, shown=shown, paid=list_of_rows)
-        assert [row.cost_usd for row in found] == [0.0, 0.4]
+        assert [(row.cost_usd, row.price_list) for row in found] == [(0.0, "shown"), (0.4, "shown")]
     nothing = PriceList("paid", "d", "s", {"m": Price()})  # a free call there was billed, at its price of 0
     assert call_rows(ToolSpec("t", "", {}), (free,), 1.0, shown=shown, paid=nothing)[0].cost_usd == 0.4
 
