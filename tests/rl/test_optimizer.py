@@ -27,9 +27,9 @@ def stacked(tree):
     return rest | {"layers": jax.tree.map(lambda *leaves: np.stack(leaves), *layers)}
 
 
-def updates_of(params, gradients, cfg=MUON):
-    """The updates of two steps, the second of which has moments."""
-    optimizer = make_optimizer(cfg)
+def updates_of(params, gradients, cfg=MUON, total_steps=1):
+    """The updates of some steps, of which all but the first have moments."""
+    optimizer = make_optimizer(cfg, total_steps)
     state, update = optimizer.init(params), jax.jit(optimizer.update)
     found = []
     for gradient in gradients:
@@ -104,6 +104,24 @@ def test_the_rate_of_adam_beside_muon_follows_the_same_schedule():
         large, states[1] = alike_update(gradient, states[1], params)
         np.testing.assert_allclose(small["norm"], 0.02 * large["norm"], rtol=1e-5)
         np.testing.assert_array_equal(small["layers_0"]["q"]["kernel"], large["layers_0"]["q"]["kernel"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_adam_by_hand_at_the_rates_of_its_schedule(name):
+    """Muon's has Nesterov's momentum."""
+    cfg = OptimizerConfig(
+        0.4, name, 2, "linear", final_fraction=0.2, weight_decay=0.1, b1=0.7, b2=0.8, max_grad_norm=1e9
+    )
+    weight, gradients = np.array([2.0, -4.0, 0.5]), np.random.default_rng(0).standard_normal((5, 3))
+    params, given = {"norm": jnp.asarray(weight, jnp.float32)}, [{"norm": jnp.asarray(g)} for g in gradients]
+    mean, square = np.zeros(3), np.zeros(3)
+    for t, (found, g) in enumerate(zip(updates_of(params, given, cfg, total_steps=6), gradients, strict=True)):
+        mean, square = 0.7 * mean + 0.3 * g, 0.8 * square + 0.2 * g**2
+        ahead = mean / (1 - 0.7 ** (t + 1))
+        if name == "muon":
+            ahead = 0.7 * mean / (1 - 0.7 ** (t + 2)) + 0.3 * g / (1 - 0.7 ** (t + 1))
+        step = ahead / np.sqrt(square / (1 - 0.8 ** (t + 1))) + 0.1 * weight
+        np.testing.assert_allclose(found["norm"], -0.4 * [0.5, 0.75, 1.0, 0.8, 0.6][t] * step, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
