@@ -167,6 +167,9 @@ def test_percentiles_compare_the_policy_with_the_engine():
     # The engine's log-probs are the old ones here, so both are the same.
     found = [metrics[name] for name in PERCENTILES]
     np.testing.assert_allclose(found, np.percentile(ratios, (1, 50, 99, 1, 99)), rtol=1e-4)
+    gaps, entropies = np.abs(np.log(ratios)), naive_scores(weights(), *padded(rows), temperature=0.8)[1]
+    found = [metrics[name] for name in ("mismatch_mean", "mismatch_max", "entropy")]
+    np.testing.assert_allclose(found, [gaps.mean(), gaps.max(), entropies.sum() / len(gaps)], rtol=1e-4)
     each = np.split(np.log(ratios), np.cumsum([sum(row.sampled) for row in rows])[:-1])
     logs, lengths = np.array([some.sum() for some in each]), np.array([len(some) for some in each])
     weights_of = np.exp(logs)
@@ -296,6 +299,8 @@ def test_a_step_makes_rewarded_tokens_likelier_and_others_rarer():
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["mismatch_max"] == pytest.approx(0.0, abs=1e-5)
     assert int(state.step) == 1
+    moves = jax.tree.leaves(jax.tree.map(lambda new, old: np.float64(new) - np.float64(old), state.params, weights()))
+    assert metrics["update_norm"] == pytest.approx(sum((move**2).sum() for move in moves) ** 0.5, rel=1e-3)
     change = (np.asarray(made.with_old_logprobs(state.params, batch).old_logprobs) - scores).sum(1)
     good = np.array([row.advantage > 0 for row in rows])
     assert change[:7][good].mean() > 0 > change[:7][~good].mean()

@@ -184,6 +184,8 @@ def test_packed_and_unpacked_gradients_are_equal(loss, aggregation, rows):
     expected, metrics = gradient(learner, [one])
     found, packed_metrics = gradient(learner, packed)
     assert_trees_close(found, expected, rtol=1e-5)
+    parts = metrics["policy_loss"] + 0.7 * 0.3 * metrics["kl_loss"] - 0.05 * metrics["entropy"]
+    assert metrics["loss"] == pytest.approx(parts, rel=1e-5)
     for name in ("loss", "policy_loss", "kl_loss", "tokens", "sequences", "entropy", "mismatch_max", "grad_norm"):
         assert packed_metrics[name] == pytest.approx(metrics[name], rel=1e-5), name
 

@@ -5,16 +5,19 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from orchestra_jax.config.algorithm import AlgorithmConfig
+from orchestra_jax.config.rollout import RolloutConfig
+from orchestra_jax.config.schema import WarmStartConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.rl import setup
 from orchestra_jax.rl.groups import group_arrays
 from orchestra_jax.types import Task
 from tests.training.test_trainer import config
 
-from .trajectories import trajectory, turn
+from .trajectories import MODEL, trajectory, turn
 
 
 def members(task: Task) -> list:
@@ -71,3 +74,12 @@ def test_a_micro_batch_has_a_prompt_for_each_group_of_its_rows(tmp_path: Path):
 def test_the_kl_fades_and_without_a_fade_it_begins_at_its_end(fade: float, expected: list[float]):
     algorithm = AlgorithmConfig(kl_fade=fade, kl_final=0.2)
     assert [setup.kl_scale(algorithm, step, 4) for step in range(4)] == pytest.approx(expected)
+
+
+def test_the_rate_falls_over_all_optimizer_steps_of_a_run(monkeypatch: pytest.MonkeyPatch):
+    """In 5 steps of two epochs of three minibatches, and in a warm start of 7 steps."""
+    found = []
+    monkeypatch.setattr(setup, "make_optimizer", lambda cfg, steps: found.append(steps) or optax.sgd(0.1))
+    setup.policy_learner(AlgorithmConfig(epochs=2, minibatches=3), RolloutConfig(), 5, MODEL)
+    setup.warm_learner(WarmStartConfig(steps=7), MODEL)
+    assert found == [30, 7]
