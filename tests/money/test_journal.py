@@ -179,24 +179,27 @@ async def test_a_call_that_the_disk_notes_while_the_client_closes_is_not_sent(tm
     assert bill(tmp_path)[1] == {}
 
 
-async def test_a_provider_that_bills_more_than_the_worst_case_is_paid_so_for_what_had_left_only():
+@pytest.mark.parametrize("unit", ["usd", "tokens"])
+async def test_a_provider_that_bills_more_than_the_worst_case_is_paid_so_for_what_had_left_only(unit: str):
     """64 calls at once, each billed at 20 times its worst case, under a budget of 100 worst cases."""
-    money, sent, dear = Budget(Limits(usd=0.1)), list[int](), 20.0
+    worst = Usage("gpt-5", prompt_tokens=30, completion_tokens=20, cost_usd=0.001)
+    dear = {"usd": {"cost_usd": 0.02}, "tokens": {"prompt_tokens": 600, "completion_tokens": 400}}[unit]
+    each = {"usd": 0.02, "tokens": 1000}[unit]
+    money, sent = Budget(Limits(**{unit: 5 * each})), list[int]()
     calls = PaidCalls(Limiter(8), replay=None, timeout_s=60.0, retries=0)
-    worst = replace(WORST, cost_usd=0.001)
 
     async def send() -> Recorded:
         sent.append(1)
         await asyncio.sleep(0)
-        return Recorded("text", (replace(PAID, cost_usd=0.001 * dear),))
+        return Recorded("text", (replace(worst, **dear),))
 
     some = [calls.call("chat", {}, worst, send, budget=money) for _ in range(64)]
     found = await asyncio.gather(*some, return_exceptions=True)
     assert len(sent) == 8
-    assert [type(each) for each in found if not isinstance(each, Recorded)] == [BudgetExceeded] * 56
-    assert money.spent.usd == pytest.approx(8 * 0.02)
-    # Within the raised estimate, which is the bill, calls go on, at first one by one.
-    money.limits = Limits(usd=0.16 + 30 * 0.02 + 1e-9)
+    assert [type(one) for one in found if not isinstance(one, Recorded)] == [BudgetExceeded] * 56
+    assert getattr(money.spent, unit) == pytest.approx(8 * each)
+    # Within the raised estimate, which is the bill, calls go on, at first one by one. What is left pays for no other.
+    money.limits = Limits(**{unit: 38.9 * each})
     found = await asyncio.gather(
         *(calls.call("chat", {}, worst, send, budget=money) for _ in range(64)), return_exceptions=True
     )
@@ -211,13 +214,15 @@ async def test_a_provider_that_bills_more_than_the_worst_case_is_paid_so_for_wha
 )
 async def test_calls_are_made_one_by_one_after_a_bill_that_was_too_high_until_one_fits(bills, alone):
     """`bills` are those of the first calls, in worst cases; None: the answer is lost. All later ones are of one."""
-    under_way, most, billed = 0, list[int](), iter([*bills, *[1.0] * 20])
+    under_way, most, billed = 0, list[int](), iter([*bills, *[1.0] * 21])
+    last, reserved = Budget(), list[float]()
     calls = PaidCalls(Limiter(4), replay=None, timeout_s=60.0, retries=0)
 
     async def send() -> Recorded | Lost:
         nonlocal under_way
         under_way += 1
         most.append(under_way)
+        reserved.append(last.reserved.usd)
         for _ in range(100):  # turns of the event loop, so that all that may start does
             await asyncio.sleep(0)
         under_way -= 1
@@ -230,6 +235,8 @@ async def test_calls_are_made_one_by_one_after_a_bill_that_was_too_high_until_on
     assert len(lost) == bills.count(None)
     assert set(most[:alone]) == {1}
     assert max(most[alone:]) == 4
+    await calls.call("chat", {}, WORST, send, budget=last)
+    assert reserved[-1] == pytest.approx(0.1 * max(filter(None, bills)))  # the worst case is the dearest bill now
     await calls.close()
 
 

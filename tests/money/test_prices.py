@@ -37,7 +37,9 @@ def test_missing_price_names_list_and_model():
     assert str(caught.value) == "Price list 'test' has no price for 'other'; add it under entries."
 
 
-@pytest.mark.parametrize("amounts", [{"prompt_tokens": 1, "cached_tokens": 2}, {"seconds": -1.0}, {"calls": -1}])
+@pytest.mark.parametrize(
+    "amounts", [{"prompt_tokens": 1, "cached_tokens": 2}, {"completion_tokens": -1}, {"seconds": -1.0}, {"calls": -1}]
+)
 def test_impossible_amounts(amounts: dict[str, float]):
     with pytest.raises(ValueError, match="must not be negative"):
         PRICES.cost("m", **amounts)  # type: ignore[arg-type]
@@ -62,6 +64,10 @@ def test_a_call_that_was_billed_at_another_list_gets_the_price_that_is_shown():
     for list_of_rows in (None, paid):  # None: the rows were paid by the list that is shown, which has no free call
         found = call_rows(ToolSpec("t", "", {}), (free, billed), 1.0, shown=shown, paid=list_of_rows)
         assert [(row.cost_usd, row.price_list) for row in found] == [(0.0, "shown"), (0.4, "shown")]
+    # What nobody has priced, a worst case of another list, and one of this list, which stays as it was reserved.
+    rows = Usage("m"), replace(billed, estimated=True), replace(billed, estimated=True, price_list="shown")
+    found = call_rows(ToolSpec("t", "", {}), rows, 1.0, shown=shown, paid=paid)
+    assert [row.cost_usd for row in found] == [0.4, 0.4, 0.1]
     nothing = PriceList("paid", "d", "s", {"m": Price()})  # a free call there was billed, at its price of 0
     assert call_rows(ToolSpec("t", "", {}), (free,), 1.0, shown=shown, paid=nothing)[0].cost_usd == 0.4
 
