@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -278,16 +279,24 @@ def test_a_call_that_begins_twice_is_not_counted_once(tmp_path: Path):
 
 
 async def test_calls_at_once_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    syncs, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (syncs.append(file), fsync(file)))
+    syncs, fsync, disk = [], os.fsync, threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda file: (syncs.append(file), disk.wait(60), fsync(file)))
+    disk.set()
     budget = Budget(bill=tmp_path / "spent.jsonl")
     await asyncio.gather(*(acquire(budget, WORST) for _ in range(50)))
     shared = len(syncs)
     assert 1 <= shared <= 2
     await acquire(budget, Usage("simulated"))
     assert len(syncs) == shared  # what is free need not wait for the disk
-    await acquire(budget, WORST)
-    assert len(syncs) == shared + 1
+    disk.clear()
+    first = asyncio.create_task(acquire(budget, WORST))
+    while len(syncs) == shared:  # noqa: ASYNC110  a thread appends
+        await asyncio.sleep(0.001)
+    second = asyncio.create_task(acquire(budget, WORST))  # noted while the disk is busy: it needs a sync of its own
+    await asyncio.sleep(0)
+    disk.set()
+    await asyncio.gather(first, second)
+    assert len(syncs) == shared + 2
 
 
 async def test_a_full_disk_stops_the_paying_and_harms_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

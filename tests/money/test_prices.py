@@ -38,7 +38,14 @@ def test_missing_price_names_list_and_model():
 
 
 @pytest.mark.parametrize(
-    "amounts", [{"prompt_tokens": 1, "cached_tokens": 2}, {"completion_tokens": -1}, {"seconds": -1.0}, {"calls": -1}]
+    "amounts",
+    [
+        {"prompt_tokens": 1, "cached_tokens": 2},
+        {"cached_tokens": -1},
+        {"completion_tokens": -1},
+        {"seconds": -1.0},
+        {"calls": -1},
+    ],
 )
 def test_impossible_amounts(amounts: dict[str, float]):
     with pytest.raises(ValueError, match="must not be negative"):
