@@ -258,8 +258,7 @@ class PaidCalls:
                 row = replace(worst, seconds=time.perf_counter() - start, estimated=True)
             if row is not None:
                 reservation.settle(row)
-                if not row.estimated:  # a row of our own says nothing about the provider
-                    self._compare(row, worst, excess)
+                self._compare(row, worst, excess)
             held.close()
         if isinstance(outcome, Lost) and row is not None and row.estimated:
             self._lost, self._reason = self._lost + Amount.of(row), outcome.reason
@@ -269,6 +268,8 @@ class PaidCalls:
         """Raise the worst case of all further calls if a bill was above it."""
         billed, most = (each.prompt_tokens + each.completion_tokens for each in (row, worst))
         over = max(row.cost_usd / worst.cost_usd if worst.cost_usd else 1.0, billed / most if most else 1.0)
+        if row.estimated and over <= 1 + 1e-9:  # no bill of the provider: it says nothing good about it
+            return
         self._doubted = over > 1 + 1e-9  # rounding
         if self._doubted:
             self._excess = max(self._excess, excess * over)

@@ -21,7 +21,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.messages import WholeReply
 from orchestra_jax.tools.experts.cards import api_fields
 from orchestra_jax.tools.experts.client import ExpertClient, PromptTooLong
-from orchestra_jax.tools.experts.endpoint import THOUGHTS, counted_reply, read_reply
+from orchestra_jax.tools.experts.endpoint import THOUGHTS, ChatAnswer, counted_reply
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.types import InfrastructureError, ToolSpec, Usage
@@ -112,9 +112,8 @@ class EndpointPolicy(ExpertClient):
             content = self._neutralise(content) if message["role"] in ("user", "tool") else content
         return {**message, "content": content}
 
-    def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return what is kept of an answer, and the tokens that it names."""
-        reply = read_reply(content)
+    def _answer(self, reply: ChatAnswer) -> dict[str, Any]:
+        """Return what is kept of an answer."""
         message = reply.message
         try:
             thought = next((text_of(message[key]) for key in THOUGHTS if message.get(key)), "")
@@ -126,9 +125,9 @@ class EndpointPolicy(ExpertClient):
             raise Unreadable("its tool calls are none") from None
         finish = "stop" if reply.finish_reason in _ENDED else reply.finish_reason
         texts = {"text": valid_text(reply.text), "thought": valid_text(thought), "finish_reason": finish}
-        return {**texts, "calls": [[valid_text(part) for part in call] for call in calls]}, reply.tokens
+        return {**texts, "calls": [[valid_text(part) for part in call] for call in calls]}
 
-    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any], content: bytes) -> dict[str, Any]:
+    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any], reply: ChatAnswer) -> dict[str, Any]:
         """Return the tokens of a request whose answer names none, by our own count."""
         count = self.counter.count
         prompt = count(json.dumps([body["messages"], body.get("tools")], ensure_ascii=False))

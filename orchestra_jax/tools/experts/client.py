@@ -23,6 +23,7 @@ from orchestra_jax.money.replay import Recorded, Replay
 from orchestra_jax.tools.experts.context import LEAST_ROOM, ChatMessage, TokenCounter, fit
 from orchestra_jax.tools.experts.endpoint import (
     INTERRUPTED,
+    ChatAnswer,
     connect,
     counted_reply,
     read_refusal,
@@ -46,9 +47,11 @@ _TOO_LONG = re.compile(  # OpenAI, vLLM, SGLang, llama.cpp, Anthropic, Gemini, x
     re.I,
 )
 _RECORDED = ("text", "finish_reason")
+_TIERS = {"flex", "priority"}  # with prices of their own
 _SHORTER = 0.75  # what is kept of the prompt when the server finds it too long
 _SHOWN = 200  # characters of a server's own error text that a message repeats
 
+_log = logging.getLogger(__name__)
 for _name in ("httpx", "httpx2"):
     logging.getLogger(_name).setLevel(logging.WARNING)  # a line for every request otherwise
 
@@ -131,6 +134,7 @@ class ExpertClient:
         )
         self._key = ""
         self._formats = True  # the server takes response_format, as far as we know
+        self._tier_told = False
         self._neutralise = Neutraliser(self.counter.control)
         self._client: openai.AsyncOpenAI | None = None
 
@@ -253,26 +257,38 @@ class ExpertClient:
             return Lost(f"The answer of {server} cannot be read: {said}.")
         seconds = time.perf_counter() - start
         try:
-            value, tokens = self._answer(content)
+            reply = read_reply(content)
+            value = self._answer(reply)
         except Unreadable as problem:
             kind = response.http_response.headers.get("content-type", "")
             if kind.startswith("text/html") and content.lstrip().startswith(b"<"):
                 return Refused(f"{server} answered with a web page; correct base_url.")
             return Lost(f"The answer of {server} cannot be read: {problem}.")
-        billed = self._counted(body, value, content) if tokens is None else tokens
-        row = Usage(self.expert.name, role, seconds=seconds, estimated=tokens is None, **billed)
+        self._check_tier(reply.tier)
+        billed = reply.tokens or {**self._counted(body, value, reply), "estimated": True}
+        row = Usage(self.expert.name, role, seconds=seconds, **billed)
         if value["finish_reason"] in INTERRUPTED:
             return Lost(f"{server} aborted the generation ({value['finish_reason']}).", self.prices.priced(row))
         return Recorded(value, (self.prices.priced(row),))
 
-    def _answer(self, content: bytes) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return what is recorded of an answer, and the tokens that it names; raise Unreadable."""
-        reply = read_reply(content)
-        return {"text": reply.text, "finish_reason": reply.finish_reason}, reply.tokens
+    def _answer(self, reply: ChatAnswer) -> dict[str, Any]:
+        """Return what is recorded of an answer; raise Unreadable."""
+        return {"text": reply.text, "finish_reason": reply.finish_reason}
 
-    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any], content: bytes) -> dict[str, Any]:
+    def _check_tier(self, tier: str) -> None:
+        """Tell once that the server took another tier than the one that was asked for, as its prices are others."""
+        asked = self.expert.extra.get("service_tier", "default")
+        if tier and tier != asked and not self._tier_told and _TIERS & {tier, asked}:
+            self._tier_told = True
+            _log.warning(
+                "%s answered with service_tier=%s, not %s, and is booked at the price list all the same: set the tier "
+                "with `extra` of the expert or in the provider's project, and its prices in the price list.",
+                self.expert.name, tier, asked,
+            )  # fmt: skip  # the values in the order of the text
+
+    def _counted(self, body: Mapping[str, Any], value: Mapping[str, Any], reply: ChatAnswer) -> dict[str, Any]:
         """Count the tokens of a request whose answer names none; reasoning is completion."""
-        written = self.counter.count(thought_of(read_reply(content).message) + value["text"])
+        written = self.counter.count(thought_of(reply.message) + value["text"])
         written = counted_reply(written, value["finish_reason"], body[self.expert.max_tokens_field])
         return {"prompt_tokens": self.counter.estimate(body["messages"]), "completion_tokens": written}
 

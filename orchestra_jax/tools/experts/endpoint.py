@@ -32,12 +32,14 @@ class ChatAnswer:
         finish_reason: "stop" | "length" | "content_filter" | what else the server says.
         tokens: see `read_usage`.
         message: the whole message of the server.
+        tier: `service_tier`, "" where the server names none.
     """
 
     text: str
     finish_reason: str
     tokens: dict[str, Any] | None
     message: Mapping[str, Any]
+    tier: str
 
 
 def read_reply(content: bytes) -> ChatAnswer:
@@ -55,7 +57,8 @@ def read_reply(content: bytes) -> ChatAnswer:
     tokens = read_usage(answer.get("usage"))
     if tokens and not tokens["completion_tokens"] and (text or thought_of(message) or message.get("tool_calls")):
         tokens = None  # it wrote something
-    return ChatAnswer(text, finish if isinstance(finish, str) else "unknown", tokens, message)
+    finish, tier = (word if isinstance(word, str) else "" for word in (finish, answer.get("service_tier")))
+    return ChatAnswer(text, finish or "unknown", tokens, message, tier)
 
 
 def _content_of(content: Any) -> str:
@@ -74,10 +77,10 @@ def read_usage(usage: Any) -> dict[str, Any] | None:
     """Return the tokens of a response by the fields of `Usage`; None if they make no sense, as no prompt is empty.
 
     Reasoning is completion: where a server leaves it out of `completion_tokens`, the total tells, or that it is more.
+    Cached tokens that make no sense count as none, at the full price, and the row as `estimated`.
     """
     try:
         prompt, completion = (count_of(usage[key], MOST_TOKENS) for key in ("prompt_tokens", "completion_tokens"))
-        cached = count_of((usage.get("prompt_tokens_details") or {}).get("cached_tokens"), MOST_TOKENS)
         total = count_of(usage.get("total_tokens"), MOST_TOKENS)
     except (TypeError, LookupError, AttributeError, Unreadable):
         return None
@@ -88,10 +91,16 @@ def read_usage(usage: Any) -> dict[str, Any] | None:
     except (AttributeError, Unreadable):
         thought = 0
     written = completion + thought if thought > completion else completion
+    try:
+        cached = count_of((usage.get("prompt_tokens_details") or {}).get("cached_tokens"), MOST_TOKENS)
+        doubted = False
+    except (AttributeError, Unreadable):
+        cached, doubted = 0, True
     return {
         "prompt_tokens": prompt,
         "cached_tokens": min(cached, prompt),
         "completion_tokens": max(written, total - prompt),
+        "estimated": doubted,
     }
 
 

@@ -96,15 +96,48 @@ async def test_fields_for_reasoning_models(stub, make):
         ({"prompt_tokens": 10, "completion_tokens": math.nan}, None),
         ({"prompt_tokens": 10, "completion_tokens": math.inf}, None),
         ({"prompt_tokens": 10, "completion_tokens": True}, None),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": [1]}, None),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": "x"}}, None),
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": [1]}, (10, 0, 5, True)),
+        (
+            {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": "x"}},
+            (10, 0, 5, True),
+        ),
         (None, None),
         ([1], None),
     ],
 )
 def test_read_usage(usage, tokens):
     found = read_usage(usage)
-    assert (found and tuple(found.values())) == tokens
+    assert (found and tuple(found.values())) == (tokens and (*tokens, False)[:4])
+
+
+async def test_cached_tokens_that_make_no_sense_are_paid_in_full_and_the_rest_is_the_servers(stub, make, caplog):
+    bad = {"prompt_tokens_details": {"cached_tokens": -1}}
+    stub.faults += [
+        openai_stub.changed(lambda answer, more=more: answer["usage"].update(more))
+        for more in (bad, {**bad, "prompt_tokens": 10**6})
+    ]
+    budget, client = Budget(), make()
+    (row,) = (await client.chat(QUESTION, budget=budget)).usage
+    bill = stub.bills[0]
+    assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.estimated) == (
+        bill.prompt, 0, bill.completion, True,
+    )  # fmt: skip
+    whole = PRICES.cost("small", prompt_tokens=bill.prompt, completion_tokens=bill.completion)
+    assert spent(budget)[0] == row.cost_usd == whole
+    await client.chat(QUESTION, budget=budget, sample=1)
+    assert "where its worst case was" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken", "told"),
+    [(None, "priority", 1), ("flex", "default", 1), ("flex", "flex", 0), (None, "on_demand", 0), ("flex", None, 0)],
+)
+async def test_another_tier_than_the_one_asked_for_is_told_once(stub, make, caplog, asked, taken, told):
+    stub.faults += [openai_stub.changed(lambda answer: answer.update(service_tier=taken))] * 2
+    client = make(extra={"service_tier": asked} if asked else {})
+    for sample in range(2):
+        await client.chat(QUESTION, budget=Budget(), sample=sample)
+    assert caplog.text.count("set the tier") == told
 
 
 async def test_usage_that_is_not_given_is_estimated_and_flagged(stub, make):
