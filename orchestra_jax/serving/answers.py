@@ -41,7 +41,7 @@ class Answer:
         answer: the final answer; None: there is none, and `reason` says why.
         status: how it ended; a limit of the request ends it with "no_answer".
         reason: "" with an answer, else one sentence.
-        limit: the limit of the request that ended it, "max_usd" or "max_seconds"; else "".
+        limit: the limit of the request that ended it, "max_usd", "max_tokens" or "max_seconds"; else "".
         cost_usd: dollars of all calls and of the policy's own tokens, as an evaluation counts them.
         seconds: seconds of work, as an evaluation counts them: parallel calls once, waits for a place never.
         tool_calls: calls of the caller's own tools, which end the answer; ask again with their results.

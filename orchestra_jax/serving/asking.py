@@ -32,6 +32,7 @@ from orchestra_jax.types import (
 )
 
 REQUEST = "request"  # name of a request's budget
+OWN_LIMITS = {REQUEST: "max_usd", "tokens": "max_tokens"}  # a request's limits by the scope of what they raise
 _PASSED = "passed on"  # what stands for the answer where the caller's tools are called
 
 
@@ -83,6 +84,7 @@ class Account:
         prices: of the policy's tokens, where an episode has no list of its own.
         told: is told each call, when it begins and when it has ended.
         seconds_per_token: see `policy_row`.
+        max_tokens: most tokens that the policy may write in all its turns.
 
     Attributes:
         budget: of what is paid to others, within `purse.paid`; what nobody is paid for makes it smaller.
@@ -98,10 +100,11 @@ class Account:
         purse: Purse,
         told: Callable[[CallStep], None],
         seconds_per_token: float | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         self.budget = Budget(Limits(usd=max_usd), name=REQUEST, parent=purse.paid)
         self._max_usd, self._seconds_per_token, self._own, self._told = max_usd, seconds_per_token, purse.own, told
-        self._limit = purse.limit
+        self._limit, self._max_tokens = purse.limit, max_tokens
         self.prices, self._unpaid, self._lock = prices, 0.0, asyncio.Lock()
         self.ledger: list[Usage] = []
         self.steps: list[CallStep] = []
@@ -121,6 +124,17 @@ class Account:
         """Take over the price list of an episode, where that has one for the policy."""
         if prices is not None and POLICY in prices.entries:
             self.prices = prices
+
+    def room(self, most: int) -> int:
+        """Return how many tokens the policy may write now, at most `most`; raise BudgetExceeded if it is none."""
+        if self._max_tokens is None:
+            return most
+        left = self._max_tokens - sum(row.completion_tokens for row in self.ledger if row.role == "orchestrator")
+        if left < 1:
+            raise BudgetExceeded(
+                f"The answer needs more tokens than max_tokens={self._max_tokens}; raise it.", "tokens"
+            )
+        return min(most, left)
 
     async def reserve(self, worst: Usage) -> Reservation:
         """Set the most aside that the next turn of the policy can cost; raise BudgetExceeded if it is not left."""
@@ -305,15 +319,19 @@ class AccountedSpeaker(EngineSpeaker):
         self._account = account
 
     async def speak(self, results: Sequence[ToolResult], turn: int, attempt: int) -> PolicyTurn:
+        account = self._account
+        self._params = replace(self._params, max_new_tokens=account.room(self._params.max_new_tokens))
         room = min(self._params.max_new_tokens, self.opening.limits.max_length - len(self._ids))
         worst = Usage(POLICY, "orchestrator", len(self._ids), completion_tokens=room)
-        reserved = await self._account.reserve(worst)
+        reserved = await account.reserve(worst)
         try:
             start = worked()
             said = await super().speak(results, turn, attempt)
-            self._account.spoke(said.usage, worked() - start, reserved)
+            account.spoke(said.usage, worked() - start, reserved)
         finally:
             reserved.release()
+        if said.turn.finish_reason == "length":
+            account.room(1)
         return said
 
 
@@ -323,9 +341,11 @@ class AccountedMessages:
     def __init__(self, engine: MessageEngine, account: Account) -> None:
         self._engine, self._account = engine, account
 
-    async def converse(self, *conversation: Any, **options: Any) -> WholeReply | None:
-        start = worked()
-        said = await self._engine.converse(*conversation, **options)
+    async def converse(self, *conversation: Any, max_tokens: int, **options: Any) -> WholeReply | None:
+        start, most = worked(), self._account.room(max_tokens)
+        said = await self._engine.converse(*conversation, max_tokens=most, **options)
         if said is not None:
             self._account.spoke(said.usage, worked() - start)
+            if said.finish_reason == "length":
+                self._account.room(1)
         return said

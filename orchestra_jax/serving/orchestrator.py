@@ -25,7 +25,7 @@ from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.serving.answers import Answer, CallStep
 from orchestra_jax.serving.asking import (
-    REQUEST,
+    OWN_LIMITS,
     Account,
     AccountedMessages,
     AccountedSpeaker,
@@ -164,6 +164,7 @@ class Orchestrator:
         wish: str | None = None,
         max_usd: float | None = None,
         max_seconds: float | None = None,
+        max_tokens: int | None = None,
         temperature: float = 0.0,
         history: Sequence[Message] = (),
         tools: Sequence[ToolSpec] = (),
@@ -178,6 +179,7 @@ class Orchestrator:
             max_usd: most dollars of the answer, as `Answer.cost_usd` counts them. A call that does not fit is refused,
                 and the policy goes on with what it knows.
             max_seconds: seconds after which it ends without an answer, waits included.
+            max_tokens: tokens of the policy, in all its turns, after which it ends without an answer.
             temperature: of sampling; 0 is greedy.
             history: messages before the question, in the form of the OpenAI API, without a system message.
             tools: tools of your own beside those of the run; a call of one ends the answer (`Answer.tool_calls`).
@@ -188,8 +190,8 @@ class Orchestrator:
             QuestionError: the world has no answer to such a question, or an argument is wrong; one sentence.
             BudgetExceeded: budget.run_* leaves too little for another call.
         """
-        said = Surroundings(history, after, tools)
-        work = self._answered(question, wish, max_usd, max_seconds, temperature, said, request_id, None, _ignore)
+        said, limits = Surroundings(history, after, tools), (max_usd, max_seconds, max_tokens)
+        work = self._answered(question, wish, *limits, temperature, said, request_id, None, _ignore)
         return self._opened.loop.run(work)
 
     async def aask(self, question: str | Task, **options: Any) -> Answer:
@@ -242,11 +244,10 @@ class Orchestrator:
     def _start(
         self, question: str | Task, options: Mapping[str, Any], tell: Callable[[CallStep], Any]
     ) -> "Future[Answer]":
-        if unknown := options.keys() - _OPTIONS:
+        if unknown := options.keys() - _OPTIONS.keys():
             raise TypeError(f"There is no option {min(unknown)!r}; here are {', '.join(sorted(_OPTIONS))}.")
-        given: dict[str, Any] = {"wish": None, "max_usd": None, "max_seconds": None, "temperature": 0.0, **options}
-        said = Surroundings(given.pop("history", ()), given.pop("after", ()), given.pop("tools", ()))
-        given = {"request_id": None, "purse": None, **given}
+        given = {**_OPTIONS, **options}
+        said = Surroundings(*(given.pop(name) for name in ("history", "after", "tools")))
         return self._opened.loop.start(self._answered(question, tell=tell, said=said, **given))
 
     def posed(self, question: str, wish: str | None = None, said: Surroundings = ALONE) -> Task:
@@ -282,8 +283,8 @@ class Orchestrator:
             raise QuestionError(f"The policy has no word {new[0]!r}. Give the tool the name of one of its training's.")
         for text in (task.preference.instruction, *(message["content"] or "" for message in messages)):
             if (word := self._unknown_word(text)) is not None:
-                known = ", ".join(map(repr, self.wishes.values()))
-                raise QuestionError(f"The policy has no word {word!r}. Wishes that it understands are {known}.")
+                known = f"Wishes that it understands are {', '.join(map(repr, self.wishes.values()))}."
+                raise QuestionError(f"The policy has no word {word!r}: leave it out, also of a system message. {known}")
 
     def _told(self, said: Surroundings) -> Surroundings:
         """Return the conversation as the policy reads it: our chat format has calls in the text of a message."""
@@ -308,6 +309,7 @@ class Orchestrator:
         wish: str | None,
         max_usd: float | None,
         max_seconds: float | None,
+        max_tokens: int | None,
         temperature: float,
         said: Surroundings,
         request_id: str | None,
@@ -328,7 +330,7 @@ class Orchestrator:
             limits = replace(limits, deadline_s=min(limits.deadline_s, max_seconds))
         name = request_id or f"orc-{secrets.token_hex(12)}"
         purse = purse or Purse(opened.money.run)
-        account = Account(await purse.begin(max_usd), shared.prices, purse, tell, shared.seconds_per_token)
+        account = Account(await purse.begin(max_usd), shared.prices, purse, tell, shared.seconds_per_token, max_tokens)
         world = AskedWorld(opened.environment, account, self._told(said))
         collector = Collector(world, opened.chat, limits, shared.prices)
         collector.settings = replace(shared, environment=world, limits=limits)
@@ -346,9 +348,9 @@ class Orchestrator:
             status, limit, reason = Status.NO_ANSWER, "max_seconds", f"no answer within {max_seconds:g} s"
         except BudgetExceeded as error:
             reason = str(error)
-            if error.scope != REQUEST:
+            if error.scope not in OWN_LIMITS:
                 raise
-            status, limit = Status.NO_ANSWER, "max_usd"
+            status, limit = Status.NO_ANSWER, OWN_LIMITS[error.scope]
         finally:
             answer = _answer(name, account, trajectory, status, reason, limit)
             ended = purse.end(answer, task)
@@ -369,7 +371,11 @@ class Orchestrator:
         return found[0]
 
 
-_OPTIONS = {"wish", "max_usd", "max_seconds", "temperature", "history", "tools", "after", "request_id", "purse"}
+_OPTIONS: Mapping[str, Any] = {
+    **dict.fromkeys(("wish", "max_usd", "max_seconds", "max_tokens", "request_id", "purse")),
+    **dict.fromkeys(("history", "after", "tools"), ()),
+    "temperature": 0.0,
+}
 
 
 def _named(subject: Subject) -> str:
@@ -383,12 +389,7 @@ def _ignore(step: CallStep) -> None:
 
 
 def _answer(
-    name: str,
-    account: Account,
-    trajectory: Trajectory | None,
-    status: Status,
-    reason: str,
-    limit: str,
+    name: str, account: Account, trajectory: Trajectory | None, status: Status, reason: str, limit: str
 ) -> Answer:
     calls = tuple(account.steps)
     if trajectory is None:

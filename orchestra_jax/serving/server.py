@@ -69,7 +69,8 @@ class ChatServer:
         canary: divides conversations between the orchestrator and a newer policy.
 
     Attributes:
-        stopping: set to end the requests under way.
+        under_way: number of requests under way.
+        stopping: set to end them.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ChatServer:
         self.orchestrator, self.limits, self.metrics, self._canary = orchestrator, limits, Metrics(), canary
         self.database, self.keys = database, KeyRing(database, limits.key)
         self._dearest = DearestModel.of(orchestrator)
-        self._under_way, self._started, self.stopping = 0, int(time.time()), asyncio.Event()
+        self.under_way, self._started, self.stopping = 0, int(time.time()), asyncio.Event()
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -177,7 +178,7 @@ class ChatServer:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation, at once or in chunks."""
-        if self._under_way >= self.limits.under_way:
+        if self.under_way >= self.limits.under_way:
             self.metrics.requests.labels("503").inc()
             raise RequestError(
                 503,
@@ -222,11 +223,11 @@ class ChatServer:
             held.close()
 
     def _began(self) -> None:
-        self._under_way += 1
+        self.under_way += 1
         self.metrics.under_way.inc()
 
     def _ended(self, start: float) -> None:
-        self._under_way -= 1
+        self.under_way -= 1
         self.metrics.under_way.dec()
         self.metrics.seconds.observe(time.perf_counter() - start)
 
@@ -345,7 +346,11 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     found = cast(HTTPException, error)
-    words = {404: f"There is nothing at {request.url.path}.", 405: f"{request.method} is not for {request.url.path}."}
+    path = request.url.path
+    words = {
+        404: f"There is nothing at {path}: questions go to /v1/chat/completions.",
+        405: f"{request.method} is not for {path}.",
+    }
     problem = RequestError(found.status_code, words.get(found.status_code, str(found.detail)))
     return JSONResponse(problem.body, found.status_code, found.headers)
 

@@ -17,8 +17,9 @@ from orchestra_jax.serving.errors import RequestError, no_model, read_body, type
 from orchestra_jax.types import Status
 
 MOST_BYTES = 4 << 20  # of a request's body, whatever the context
-_LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-_READ = ("model", "messages", "stream", "stream_options", "temperature", "tools", "orchestra")
+_LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+_MOST_TOKENS = ("max_tokens", "max_completion_tokens")  # two names of one limit
+_READ = ("model", "messages", "stream", "stream_options", "temperature", "tools", "orchestra", *_MOST_TOKENS)
 # What a field may say beside null: the value that it has when it is left out.
 _DEFAULTS: Mapping[str, Sequence[Any]] = {
     "n": (1,),
@@ -26,18 +27,16 @@ _DEFAULTS: Mapping[str, Sequence[Any]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "logprobs": (False,),
+    "top_logprobs": (0,),
     "logit_bias": ({},),
     "stop": ([],),
     "store": (False,),
+    "functions": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
-}
-_INSTEAD = {
-    "max_tokens": "the run's limits hold; orchestra.max_usd and orchestra.max_seconds bound an answer",
-    "max_completion_tokens": "the run's limits hold; orchestra.max_usd and orchestra.max_seconds bound an answer",
 }
 _ORCHESTRA = ("wish", "max_usd", "max_seconds", "trace", "keep")
 
@@ -100,6 +99,7 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str], others: Sequ
             "wish": wish,
             "max_usd": most_usd,
             "max_seconds": most_s,
+            "max_tokens": min((tokens for key in _MOST_TOKENS if (tokens := _tokens(body, key))), default=None),
             "temperature": temperature,
             "history": said.before,
             "after": said.after,
@@ -119,8 +119,8 @@ def _check_field(key: str, value: Any) -> None:
         return
     known = _DEFAULTS.get(key, ())
     if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known):
-        allowed = f"only {' or '.join(map(repr, known))} is" if known else "leave it out"
-        raise unsupported(key, _INSTEAD.get(key, allowed))
+        allowed = "".join(f", or give {json.dumps(each)}" for each in known)
+        raise unsupported(key, "it belongs into orchestra" if key in _ORCHESTRA else f"leave it out{allowed}")
 
 
 def _wish(
@@ -159,6 +159,13 @@ def _number(body: Mapping[str, Any], key: str, above: str = "") -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise wrong(f"{above}{key}", "a number of at least 0")
     return float(value)
+
+
+def _tokens(body: Mapping[str, Any], key: str) -> int | None:
+    value = body.get(key)
+    if value is not None and (type(value) is not int or value < 1):
+        raise wrong(key, "a whole number of at least 1")
+    return value
 
 
 def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:

@@ -110,6 +110,16 @@ def test_an_own_token_beyond_the_limit_is_not_sampled(run: Path, tmp_path: Path)
     assert sum(row.cost_usd for row in whole.ledger) == whole.cost_usd
 
 
+def test_a_limit_of_tokens_ends_the_answer_and_the_first_ones_are_those_without_it(served: Orchestrator):
+    whole = served.ask("What is 7 * 8?")
+    written = sum(row.completion_tokens for row in whole.ledger)
+    cut = served.ask("What is 7 * 8?", max_tokens=written - 1)
+    assert (cut.answer, cut.limit, cut.status) == (None, "max_tokens", Status.NO_ANSWER)
+    assert sum(row.completion_tokens for row in cut.ledger) == written - 1
+    same = served.ask("What is 7 * 8?", max_tokens=written + 1)
+    assert (sampled(same), same.status, same.limit) == (sampled(whole), whole.status, "")
+
+
 @pytest.mark.parametrize("most", [None, 0.2, 0.0])
 def test_a_call_that_is_too_dear_is_refused_and_the_policy_goes_on(tmp_path: Path, most: float | None):
     def large(task: Task, results: list[ToolResult]) -> ToolCall | str:

@@ -22,6 +22,7 @@ from orchestra_jax.serving.server import ChatServer, ServerLimits
 from orchestra_jax.serving.wire import MOST_BYTES
 from orchestra_jax.tools.base import tool
 from tests.serving.made import CALLED, ask_dear, calling, python, qa_settings, rows, scripted
+from tests.tools.openai_stub import StubOpenAI
 
 USER = [{"role": "user", "content": "What is 7 * 8 + 3?"}]
 LOOKUP = [{"type": "function", "function": {"name": "lookup", "description": "Looks up.", "parameters": {
@@ -52,6 +53,11 @@ async def posted(http: httpx.AsyncClient, **body: Any) -> httpx.Response:
 def requests(orchestrator: Orchestrator) -> list[dict]:
     with opened(orchestrator.folder / "served.db") as database:
         return rows(database, "requests")
+
+
+def calls(orchestrator: Orchestrator) -> list[dict]:
+    with opened(orchestrator.folder / "served.db") as database:
+        return rows(database, "calls")
 
 
 async def test_the_openai_client_reads_answers_streams_and_models(served: Orchestrator):
@@ -139,12 +145,20 @@ async def test_a_clients_own_tool_is_called_by_the_client(tmp_path: Path):
          "messages[0].content"),
         ({"messages": [{"role": "user", "content": "Who is the pope?"}]}, 400, "invalid_value", "messages"),
         ({"messages": [{"role": "system", "content": "Be zesty"}, *USER]}, 200, None, None),  # a script reads all
-        ({"max_tokens": 5}, 400, "unsupported_parameter", "max_tokens"),
+        ({"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+        ({"max_tokens": True}, 400, "invalid_value", "max_tokens"),
+        ({"max_completion_tokens": 5.5}, 400, "invalid_value", "max_completion_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": None}, 200, None, None),  # a script writes no tokens
         ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools[0]"),
         ({"tools": [{"type": "function", "function": {"name": "python"}}]}, 400, "invalid_value", "messages"),
         ({"tools": LOOKUP, "tool_choice": "required"}, 400, "unsupported_parameter", "tool_choice"),
         ({"tools": LOOKUP, "tool_choice": "none", "parallel_tool_calls": True}, 200, None, None),
         ({"n": 2}, 400, "unsupported_parameter", "n"),
+        ({"max_usd": 2}, 400, "unsupported_parameter", "max_usd"),
+        ({"reasoning_effort": "low"}, 400, "unsupported_parameter", "reasoning_effort"),
+        ({"presence_penalty": 0.0, "frequency_penalty": 0, "store": False, "logprobs": False, "top_logprobs": 0,
+          "response_format": {"type": "text"}, "stop": None, "functions": [], "metadata": {"a": "b"},
+          "parallel_tool_calls": True, "tool_choice": "auto", "reasoning_effort": None}, 200, None, None),
         ({"n": True}, 400, "unsupported_parameter", "n"),
         ({"seed": 1}, 400, "unsupported_parameter", "seed"),
         ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
@@ -173,6 +187,38 @@ async def test_a_request_is_answered_or_refused_by_the_name_of_its_field(
                 assert error["message"].endswith(".")
     if body.get("orchestra") == {"max_seconds": 0}:
         assert "no answer within 0 s" in found.text
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes", "usd", "finish", "answer"),
+    [
+        ({"max_tokens": 5}, [5], 0, "length", ""),  # the call is cut, and not made
+        ({"max_tokens": 6}, [6], 0.4, "length", ""),
+        ({"max_completion_tokens": 8, "max_tokens": 9}, [8, 2], 0.4, "length", ""),
+        ({"max_completion_tokens": 9}, [9, 3], 0.4, "stop", "It is so."),
+    ],
+)
+async def test_max_tokens_bounds_what_the_policy_writes_in_all_its_turns(
+    tmp_path: Path, most: dict, sizes: list[int], usd: float, finish: str, answer: str
+):
+    """The policy calls with 6 tokens, and answers with 3."""
+    async with StubOpenAI() as stub:
+        stub.says('Hm. <tool_call>{"name": "dear", "arguments": {"question": "Why?"}}</tool_call>', "It is so.")
+        settings = [*qa_settings(tmp_path), "pricing.name=paper", "name=tiny", f"output_dir={tmp_path}"]
+        endpoint = "evaluation.endpoint.model=gpt-5-mini"
+        orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
+        async with client(orchestrator) as http:
+            found = (await posted(http, **most)).json()
+            paid = [(row["name"], row["usd"] is not None) for row in calls(orchestrator)]
+        await asyncio.to_thread(orchestrator.close)
+    assert [body["max_completion_tokens"] for body in stub.bodies] == sizes
+    (choice,) = found["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == (finish, answer)
+    assert found["usage"]["completion_tokens"] == sum(bill.completion for bill in stub.bills)
+    assert found["usage"]["cost_usd"] == pytest.approx(usd, abs=0.01)
+    assert found["orchestra"]["limit"] == ("max_tokens" if finish == "length" else "")
+    assert ("max_tokens=" in found["orchestra"]["reason"]) == (finish == "length")
+    assert ("dear", True) in paid if usd else len(paid) == 1
 
 
 @pytest.mark.parametrize(
@@ -213,7 +259,7 @@ async def test_keys_and_names_of_the_server_are_asked_for(served: Orchestrator):
             await wrong.chat.completions.create(model="tiny", messages=USER)  # type: ignore[arg-type]
     async with client(served) as http:
         assert (await http.get("/v1/models", headers={"host": "evil.example"})).status_code == 421
-        assert (await http.get("/nothing")).json()["error"]["message"] == "There is nothing at /nothing."
+        assert (await http.get("/nothing")).json()["error"]["message"].startswith("There is nothing at /nothing: ")
         assert (await http.get("/v1/chat/completions")).status_code == 405
 
 
@@ -256,11 +302,11 @@ async def test_a_client_that_goes_away_ends_its_request_which_pays_its_bill(tmp_
             }  # fmt: skip
             serving = asyncio.create_task(app(scope, receive, send))
             await asyncio.to_thread(BEGUN.acquire, timeout=60)
-            assert server._under_way == 1
+            assert server.under_way == 1
             gone.set()
             await asyncio.wait([serving], timeout=60)
             assert serving.done()
-            assert server._under_way == 0
+            assert server.under_way == 0
         GO_ON.set()
     asked, called = rows(database, "requests"), rows(database, "calls")
     database.close()
@@ -283,7 +329,7 @@ async def test_a_server_that_stops_says_so_to_whoever_waits(tmp_path: Path, stre
     said = found.text.split("\n\n")[-3].removeprefix("data: ") if stream else found.text
     assert json.loads(said)["error"]["code"] == "stopping"
     assert (found.status_code, found.headers.get("retry-after")) == ((200, None) if stream else (503, "5"))
-    assert server._under_way == 0
+    assert server.under_way == 0
 
 
 async def test_a_client_is_not_told_where_the_database_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
