@@ -183,7 +183,8 @@ class PaidCalls:
                     self._background(self._record_late(kind, request, task, tuple(charged)))
             if not task.done():
                 raise InfrastructureError(
-                    f"{worst.name} did not answer within {self._timeout_s:g} s; raise its timeout_s if it needs longer."
+                    f"{worst.name} did not answer within {self._timeout_s:g} s; raise its timeout_s if it needs "
+                    "longer: a request that is made again is billed again."
                 )
             if task.cancelled():  # by `close`, not by whoever waits here
                 raise InfrastructureError(f"The client of {worst.name} was closed before it answered.")
