@@ -12,6 +12,7 @@ import math
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -139,6 +140,9 @@ class PaidCalls:
         late answers are still recorded.
         """
         self._closed.set()
+        names = Counter(filter(None, (task.get_name() for task in self._open)))
+        for name, count in names.items():
+            _log.warning("Waits for bills of %s (requests under way: %d), %g s at most.", name, count, patience_s)
         loop = asyncio.get_running_loop()
         end = loop.time() + patience_s
         while self._open and (left := end - loop.time()) > 0:  # a request that ends may leave an answer to record
@@ -180,7 +184,7 @@ class PaidCalls:
                 await asyncio.wait((task,), timeout=self._timeout_s)  # does not cancel the task if we are cancelled
             finally:
                 if not task.done():
-                    self._background(self._record_late(kind, request, task, tuple(charged)))
+                    self._background(self._record_late(kind, request, task, tuple(charged)), "")
             if not task.done():
                 raise InfrastructureError(
                     f"{worst.name} did not answer within {self._timeout_s:g} s; raise its timeout_s if it needs "
@@ -228,7 +232,8 @@ class PaidCalls:
                 # Only now: a call that waits for a place is not in flight, and a kill must not charge for it.
                 await reservation.note()
                 self._check_open(worst)  # `close` does not wait for what begins after it, and drops its connection
-                return self._background(self._request(reservation, estimate, excess, send, held.pop_all()))
+                work = self._request(reservation, estimate, excess, send, held.pop_all())
+                return self._background(work, worst.name)
 
     def _check_open(self, worst: Usage) -> None:
         if self._closed.is_set():
@@ -304,8 +309,9 @@ class PaidCalls:
         with contextlib.suppress(TimeoutError):  # `close` ends the pause
             await queued(asyncio.wait_for(self._closed.wait(), seconds))
 
-    def _background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work)
+    def _background(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Begin the work; `name` is that of a model or tool that is asked, "" if nothing is."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._open.add(task)
         task.add_done_callback(self._open.discard)
         return task

@@ -131,6 +131,8 @@ async def _served(
     def stop() -> None:
         if not http.should_exit:
             loop.call_later(_STOP_S, server.stopping.set)
+            if server.under_way:
+                tell(f"Stops; requests under way: {server.under_way}. They have {_STOP_S} s; Ctrl-C ends them now.")
         else:
             http.force_exit = server.stopping.is_set()
             server.stopping.set()

@@ -65,7 +65,8 @@ def test_ctrl_c_lets_an_answer_end_and_closes_everything(tmp_path: Path):
             asking.join(60)
             assert found == ["done"]
             assert process.stderr is not None
-            assert process.stderr.read() == "Ended; everything is closed.\n"
+            stops = "Stops; requests under way: 1. They have 10 s; Ctrl-C ends them now.\n"
+            assert process.stderr.read() == f"{stops}Ended; everything is closed.\n"
 
 
 def test_the_openai_client_talks_to_the_process(tmp_path: Path):

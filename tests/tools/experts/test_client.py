@@ -340,7 +340,7 @@ async def test_a_late_answer_is_paid_and_kept(stub, make, tmp_path):
     replay.close()
 
 
-async def test_close_cuts_what_never_ends_and_charges_its_worst(stub, make):
+async def test_close_cuts_what_never_ends_and_charges_its_worst(stub, make, caplog):
     stub.gate.clear()
     client = make(timeout_s=0.05)
     budget = Budget()
@@ -348,6 +348,7 @@ async def test_close_cuts_what_never_ends_and_charges_its_worst(stub, make):
         await client.chat(QUESTION, budget=budget)
     await until(lambda: stub.bills)
     await client.close(patience_s=0.05)
+    assert "Waits for bills of small (requests under way: 1), 0.05 s at most." in caplog.text
     assert spent(budget)[0] >= billed(stub)[0] > 0
     with pytest.raises(InfrastructureError, match="closed"):
         await client.chat(QUESTION, budget=budget)
