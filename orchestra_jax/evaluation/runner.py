@@ -160,7 +160,8 @@ class Evaluator:
 
                 found["verdict"] = verdict(run, runs, *rival, work.samples)
         if reasons := Counter(trajectory.reason for trajectory in run if trajectory.status is Status.FAILED):
-            found["failure"] = reasons.most_common(1)[0][0]
+            ((reason, count),) = reasons.most_common(1)
+            found["failure"] = f"{reason.rstrip('.')} ({count} of {reasons.total()})."
         found["intervals"] = intervals(run, work.samples)
         return found if is_part else found | {"tool_shares": tool_shares(run)}
 

@@ -276,6 +276,7 @@ def test_killed_three_times_it_ends_like_the_one_that_was_not(tmp_path: Path, pr
     log = Path(f"{whole}.log").read_text()
     assert f"held_out: accuracy 42.9 %, 95 % interval {100 * low:.1f} to {100 * high:.1f} %." in log
     assert f"held_out: 1 of {QUESTIONS} failed for infrastructure reasons and are in no figure. Most often: " in log
+    assert figures["failure"].endswith("(1 of 1).")
     assert figures["failure"] in log.replace("\n", " ")
 
 
