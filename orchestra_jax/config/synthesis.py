@@ -25,9 +25,7 @@ class SynthesisConfig(Settings):
     domain: str = text("library")  # the world in a word: the name of its folder
     about: str | None = text(None, blank=True)  # a sentence on it for the writer; null: what it makes of the word
     models: SynthesisModels = field(default_factory=SynthesisModels)
-    temperature: float = within(1.0, 0, 2)  # that of writer, evolver and solver, if the model takes one; others: 0
     tries: int = at_least(3, 1)  # replies asked for until one fits its schema and checks
-    concurrency: int = at_least(16, 1)  # items of a stage under way at once
     subjects: int = at_least(6, 1)  # subjects of the domain
     entries: int = at_least(12, 1)  # entries asked of each subject
     functions: int = at_least(12, 1)  # tools of the world
@@ -38,4 +36,3 @@ class SynthesisConfig(Settings):
     turns: int = at_least(30, 1)  # turns of the solver in an attempt
     eval_share: float = within(0.2, 0, 1)  # share of intents whose tasks are held out; also of preferences' wordings
     preferences: int = at_least(1000, 1)  # requests for wordings, three of one meaning in each
-    near: float = within(0.6, 0.01, 1)  # share of common word triples that makes two texts duplicates

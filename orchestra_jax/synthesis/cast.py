@@ -32,7 +32,7 @@ SYSTEM = (
 CUT = "the reply was cut at the model's token limit; write less"
 _REPEATED = 4000  # characters of a reply that its writer is shown again
 _SHOWN = 300  # characters of a fault
-_DRAWN = ("writer", "evolver", "solver")  # the others answer at temperature 0
+_DRAWN = ("writer", "evolver", "solver")  # answer at temperature 1, the others at 0
 
 Check = Callable[[Any], str | None]  # returns a clause on the fault of a value that fits its schema, or None
 
@@ -153,7 +153,7 @@ def make_cast(cfg: WorldConfig, settings: SynthesisConfig, budget: Budget, repla
     for role, name in names.items():
         expert = experts[name]
         if expert.temperature is not None:  # the model takes a temperature
-            expert = replace(expert, temperature=settings.temperature if role in _DRAWN else 0.0)
+            expert = replace(expert, temperature=1.0 if role in _DRAWN else 0.0)
         limiter = limiters.setdefault(expert.provider, Limiter(expert.concurrency, expert.requests_per_minute))
         clients[role] = ExpertClient(expert, prices, replay=replay, limiter=limiter)
         if cfg.replay.mode is not ReplayMode.replay:

@@ -15,7 +15,7 @@ class Seen:
         share: two texts are one if they share so many of their triples (Jaccard).
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float = 0.6) -> None:
         self._share = share
         self._texts: list[tuple[str, int]] = []  # original text, number of triples
         self._exact: dict[str, int] = {}

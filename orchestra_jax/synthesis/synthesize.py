@@ -26,7 +26,7 @@ from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.types import InfrastructureError
 
 STAGES = "stages"
-_FREE = ("concurrency",)  # settings that a run may change when it goes on
+_UNDER_WAY = 16  # items of a stage at once
 _DOMAIN = re.compile(r"[a-z][a-z0-9_-]{0,40}")
 # Writes the files into a folder; returns a sentence on them, and whether there is anything to use.
 Make = Callable[[WorldConfig, SynthesisConfig, Path, Stages, Cast], Awaitable[tuple[str, bool]]]
@@ -73,8 +73,7 @@ async def _run(cfg: WorldConfig, settings: SynthesisConfig, folder: Path, money:
     bars = _Bars()
     try:
         cast = make_cast(cfg, settings, money.run, replay)
-        inputs = {key: value for key, value in asdict(settings).items() if key not in _FREE}
-        stages = Stages(folder / STAGES, cast, {**inputs, "seed": cfg.seed}, settings.concurrency, bars.show)
+        stages = Stages(folder / STAGES, cast, {**asdict(settings), "seed": cfg.seed}, _UNDER_WAY, bars.show)
         try:
             told, made = await make(cfg, settings, folder, stages, cast)
         finally:

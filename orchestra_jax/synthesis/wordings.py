@@ -176,12 +176,12 @@ async def _pairs(stages: Stages, settings: SynthesisConfig, prices: PriceList, s
     """Return proposals that were read right and repeat none, each row with its split."""
     proposed = await stages.run("proposals", requests(settings, prices, seed), partial(propose, cast=cast))
     sound = await stages.run("readings", proposed.rows, partial(read, cast=cast))
-    return await stages.run("pairs", [sound.rows], partial(sift, near=settings.near))
+    return await stages.run("pairs", [sound.rows], sift)
 
 
-async def sift(rows: Sequence[Row], out: StageResult, near: float) -> None:
+async def sift(rows: Sequence[Row], out: StageResult) -> None:
     """Keep wordings that repeat none before them: first those for evaluation, so that training has none like them."""
-    seen = Seen(near)
+    seen = Seen()
     ordered = sorted(rows, key=lambda row: (row["place"] != WORDINGS - 1, row["number"], row["place"]))
     for row in ordered:
         if (earlier := seen.add(row["instruction"])) is not None:

@@ -72,7 +72,7 @@ async def make(stages: Stages, settings: SynthesisConfig, cast: Cast, domain: "W
         out.keep({"id": name, **kept, "parent": item["id"], **value})
 
     async def sift(rows: Sequence[Row], out: StageResult) -> None:
-        seen = Seen(settings.near)
+        seen = Seen()
         for row in rows:
             if (earlier := seen.add(" / ".join(turn["user"] for turn in row["turns"]))) is not None:
                 out.reject("near-duplicate", f"{row['id']} repeats: {earlier}", row)
