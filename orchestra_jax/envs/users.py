@@ -129,20 +129,12 @@ def policy_names(cfg: WorldConfig) -> set[str]:
     return {_last_part(name) for name in found if name}
 
 
-def user_problems(cfg: WorldConfig, user: object, allowed: object) -> list[str]:
-    """Return one sentence if a user cannot be the one in `env.options.user`.
-
-    Args:
-        user: `env.options.user`.
-        allowed: `env.options.user_is_policy`.
-    """
+def user_problems(cfg: WorldConfig, user: object) -> list[str]:
+    """Return one sentence if `user` cannot be the one in `env.options.user`."""
     if not isinstance(user, str) or not user:
         return [f"env.options.user must be {SCRIPTED} or the name of a model, not {user!r}."]
-    if user != SCRIPTED and allowed is not True and _last_part(user) in policy_names(cfg):
-        return [
-            f"env.options.user={user} is the policy itself, which would talk with itself: take another model, or set "
-            "env.options.user_is_policy=true."
-        ]
+    if user != SCRIPTED and _last_part(user) in policy_names(cfg):
+        return [f"env.options.user={user} is the policy itself, which would talk with itself: take another model."]
     return []
 
 

@@ -120,8 +120,8 @@ async def test_a_dead_server_and_a_user_who_only_calls_are_infrastructure_failur
         (RunConfig(), False),
     ],
 )
-def test_nobody_talks_with_itself_unless_asked_to(cfg, refused):
-    found = user_problems(cfg, "gpt-5", False)
+def test_nobody_talks_with_itself(cfg, refused):
+    found = user_problems(cfg, "gpt-5")
     assert [("is the policy itself" in sentence) for sentence in found] == [True] * refused
-    assert user_problems(cfg, "gpt-5", True) == user_problems(cfg, SCRIPTED, False) == []
-    assert len(user_problems(replace(cfg, policy=None), "", False)) == 1
+    assert user_problems(cfg, SCRIPTED) == []
+    assert len(user_problems(replace(cfg, policy=None), "")) == 1

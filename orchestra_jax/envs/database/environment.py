@@ -2,8 +2,8 @@
 
 Settings (`env.options`): `worlds`, names of shipped worlds or folders, all shipped ones by default; `trusted`, whether
 tools.py of other folders may run in this process instead of the sandbox; `rules`, whether the agent is told policy.md
-and the time; `user`, "scripted" or a model that plays the user, with `user_is_policy` if it may be the policy itself;
-`facts`, whether these are found by "value" or by the "judge" of `tools.judge`.
+and the time; `user`, "scripted" or a model that plays the user, which is not the policy; `facts`, whether these are
+found by "value" or by the "judge" of `tools.judge`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from orchestra_jax.types import InfrastructureError, Task, ToolCall
 
 SHIPPED = Path(__file__).parent / "shipped"
 GATE_TASKS = 64
-_FLAGS = {"trusted": False, "rules": True, "user_is_policy": False}
+_FLAGS = {"trusted": False, "rules": True}
 _OPTIONS: Mapping[str, Any] = {"worlds": [], "user": SCRIPTED, "facts": BY_VALUE, **_FLAGS}
 
 
@@ -78,7 +78,7 @@ class DatabaseEnvironment(SessionEnvironment):
         if unknown := sorted(options.keys() - _OPTIONS.keys()):
             return [f"env.options of database worlds are {', '.join(_OPTIONS)}, not {', '.join(unknown)}."]
         found = [f"env.options.{name} must be true or false." for name in _FLAGS if not isinstance(options[name], bool)]
-        found += user_problems(cfg, options["user"], options["user_is_policy"])
+        found += user_problems(cfg, options["user"])
         found += facts_problems(cfg, options["facts"])
         try:
             for folder, trusted in named_worlds(options):

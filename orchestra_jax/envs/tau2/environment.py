@@ -2,8 +2,8 @@
 
 Settings (`env.options`): `domains`, some of airline, retail, telecom and banking; `source`, "wheel" (the package's
 tasks) or "original" (those of `original`, a folder with an airline and a shop); `user`, "scripted" or the model that
-plays the user, with `user_is_policy` if it may be the policy itself; `evaluate`, "held_out" (the test split, which no
-training sees) or "all" (a benchmark); `max_errors`, failed calls that end a task unsolved, null for any number.
+plays the user, which is not the policy; `evaluate`, "held_out" (the test split, which no training sees) or "all" (a
+benchmark).
 """
 
 import json
@@ -35,12 +35,11 @@ _OPTIONS: Mapping[str, Any] = {
     "source": WHEEL,
     "original": None,
     "user": SCRIPTED,
-    "user_is_policy": False,
     "evaluate": "held_out",
-    "max_errors": 10,
 }
 _ANYTHING: Mapping[str, Any] = {"type": "object"}
 _ORIGINALS = ("airline", "retail")
+_MAX_ERRORS = 10  # failed calls that end a task unsolved, as the authors have it
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,11 @@ class Tau2Shared:
 
     Attributes:
         menus: execute the calls.
-        max_errors: failed calls that end a task unsolved; None: any number is fine.
         user: the model that plays the users; None: they are scripted.
         judge: the model that decides on NL_ASSERTION; None: the facts count instead.
     """
 
     menus: WorldMenus
-    max_errors: int | None
     user: ExpertClient | None
     judge: ExpertClient | None
 
@@ -108,7 +105,7 @@ class Tau2Episode(ToolEpisode):
             self._golden.state,
             self._session,
             self._record,
-            self._shared.max_errors,
+            _MAX_ERRORS,
             untrue,
         )
         return Score(not any(faults.values()), rows, faults | stricter(faults, self._scenario, self._record))
@@ -143,7 +140,7 @@ class Tau2Environment(WorldEnvironment):
         options = {**_OPTIONS, **cfg.env.options}
         self._read(options["domains"], options["source"], options["original"])
         # An evaluation finds what it kept by the task: a task with another user is another task.
-        told = {key: options[key] for key in ("source", "user", "max_errors")} | {"judge": cfg.tools.judge}
+        told = {key: options[key] for key in ("source", "user")} | {"judge": cfg.tools.judge}
         tasks = [_task(each, self._domains[each.domain], told) for each in self._scenarios.values()]
         held_out = {each.id for each in self._scenarios.values() if each.split == TEST}
         super().__init__(cfg, options["user"], tasks, held_out, evaluate_all=options["evaluate"] == "all")
@@ -151,7 +148,7 @@ class Tau2Environment(WorldEnvironment):
         if self._with_claims and cfg.tools.judge != "match":
             asked, close = model_client(cfg, cfg.tools.judge, "judge")
             self._closes.append(close)
-        self._shared = Tau2Shared(self._menus, options["max_errors"], self._user_model, asked)
+        self._shared = Tau2Shared(self._menus, self._user_model, asked)
         self._tell(options["source"])
 
     def _read(self, domains: Sequence[str], source: str, original: str | None) -> None:
@@ -183,10 +180,7 @@ class Tau2Environment(WorldEnvironment):
             found.append(f"env.options.source must be {' or '.join(SOURCES)}, not {options['source']}.")
         if options["evaluate"] not in ("held_out", "all"):
             found.append(f"env.options.evaluate must be held_out or all, not {options['evaluate']}.")
-        most = options["max_errors"]
-        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-            found.append(f"env.options.max_errors must be a number from 1 or null, not {most}.")
-        found += user_problems(cfg, options["user"], options["user_is_policy"])
+        found += user_problems(cfg, options["user"])
         return found + WorldMenus.problems(cfg)
 
     @classmethod

@@ -2,10 +2,9 @@
 
 Settings (`env.options`): `repo`, a clone of the authors' repository, whose code runs in the sandbox; `rows`, a file or
 folder of tasks, or a data set's id on the hub; `data`, the folder of databases and policies, by default the clone's,
-else toolscale_domains in ORCHESTRA_DATA; `domains`, some of the ten, all by default; `user`, "scripted" or
-the model that plays the user, with `user_is_policy` if it may be the policy itself; `evaluate`, "held_out" (a tenth of
-the tasks, which no training sees) or "all"; `facts`, found by "value" or by the "judge" of `tools.judge`; `workers`,
-processes of each domain; `isolation`, see the sandbox.
+else toolscale_domains in ORCHESTRA_DATA; `domains`, some of the ten, all by default; `user`, "scripted" or the model
+that plays the user, which is not the policy; `evaluate`, "held_out" (a tenth of the tasks, which no training sees) or
+"all"; `facts`, found by "value" or by the "judge" of `tools.judge`; `workers`, processes of each domain.
 """
 
 import importlib.util
@@ -32,11 +31,9 @@ OPTIONS: Mapping[str, Any] = {
     "data": None,
     "domains": [],
     "user": SCRIPTED,
-    "user_is_policy": False,
     "evaluate": "held_out",
     "facts": BY_VALUE,
     "workers": 1,
-    "isolation": "auto",
 }
 _STARTS = 2  # workers that load their domain at the same time
 
@@ -53,7 +50,7 @@ class ToolScaleEnvironment(SessionEnvironment):
             raise ConfigError("\n".join(wrong))
         options = {**OPTIONS, **cfg.env.options}
         found, broken = tasks.read_all(options["rows"], options["domains"])
-        worlds = open_worlds(options, sorted({user.domain for user, _ in found.values()}))
+        worlds = open_worlds(options, sorted({user.domain for user, _ in found.values()}), cfg.tools.sandbox.isolation)
         try:
             self.sifted = tasks.sift(found, worlds, broken)
             print("\n".join(tasks.report(self.sifted, found)), flush=True)
@@ -102,7 +99,7 @@ class ToolScaleEnvironment(SessionEnvironment):
             found.append(f"env.options.evaluate must be held_out or all, not {options['evaluate']}.")
         if not isinstance(options["workers"], int) or options["workers"] < 1:
             found.append(f"env.options.workers must be a number from 1, not {options['workers']}.")
-        found += user_problems(cfg, options["user"], options["user_is_policy"])
+        found += user_problems(cfg, options["user"])
         found += facts_problems(cfg, options["facts"])
         found += WorldMenus.problems(cfg)
         if not found and (wrong := _rows_problem(str(options["rows"]))):  # last, as it may fetch them
@@ -110,7 +107,7 @@ class ToolScaleEnvironment(SessionEnvironment):
         return found
 
 
-def open_worlds(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, RemoteWorld]:
+def open_worlds(options: Mapping[str, Any], names: Sequence[str], isolation: str) -> dict[str, RemoteWorld]:
     """Return the domains of these names that exist, each with a worker that has loaded it.
 
     Raises:
@@ -122,7 +119,7 @@ def open_worlds(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, R
 
     def opened(name: str) -> RemoteWorld | Exception:
         try:
-            return domains.world(name, code, data, count=options["workers"], isolation=options["isolation"])
+            return domains.world(name, code, data, count=options["workers"], isolation=isolation)
         except (ConfigError, WorldError, IsolationError, InfrastructureError) as error:
             return error
 

@@ -151,7 +151,7 @@ async def test_the_papers_run_draws_and_plays_both_halves(data: Path, monkeypatc
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("QWEN3_TOKENIZER", f"{os.environ['ORCHESTRA_DATA']}/qwen3-tokenizer")
     monkeypatch.setenv("ORCHESTRA_DATA", str(data))
-    options = [] if available() else ["+env.options.toolscale.isolation=none"]
+    options = [] if available() else ["tools.sandbox.isolation=none"]
     cfg = compose("+experiment=hle", "model=tiny", "tools=none", "tools.judge=match", *options)
     assert MixtureEnvironment.problems(cfg) == []
     environment = MixtureEnvironment(cfg)

@@ -63,8 +63,7 @@ async def test_what_the_user_does_counts_and_what_they_cost_is_kept_apart(packag
     assert found.turns[0].heard is None
     assert found.task.question == "Hello, I need your help."  # they tell the rest when they are asked
     # An evaluation finds what it kept by the task: with another user it is another one.
-    assert {key: found.task.extra[key] for key in ("source", "user", "max_errors")} == {
-        "source": "wheel", "user": "qwen3-32b", "max_errors": 10}  # fmt: skip
+    assert {key: found.task.extra[key] for key in ("source", "user")} == {"source": "wheel", "user": "qwen3-32b"}
 
 
 async def test_a_dead_user_is_no_score_where_nothing_need_change(package, stub):

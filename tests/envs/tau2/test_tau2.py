@@ -280,7 +280,6 @@ def test_splits(package):
         ({"source": "paper"}, "must be wheel or original, not paper"),
         ({"source": "original", "original": "/nowhere"}, "no original data of airline in /nowhere"),
         ({"evaluate": "some"}, "must be held_out or all, not some"),
-        ({"max_errors": 0}, "must be a number from 1 or null, not 0"),
         ({"user": None}, "must be scripted or the name of a model, not None"),
         ({"users": 2}, "are domains, .*, not users"),
     ],

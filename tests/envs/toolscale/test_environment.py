@@ -45,7 +45,7 @@ def files(folder: Path, rows: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def config(*more: str) -> RunConfig:
-    return compose("env=toolscale", "tools=none", "data=world", f"+env.options.isolation={ISOLATION}", *more)
+    return compose("env=toolscale", "tools=none", "data=world", f"tools.sandbox.isolation={ISOLATION}", *more)
 
 
 @pytest.fixture(scope="module")
