@@ -22,9 +22,9 @@ _SUMMARY = "summary.json"
 _FREE_ON_RESUME = (
     *("steps", "output_dir", "compilation_cache", "mesh", "evaluation", "checkpoint", "logger", "plan", "synthesis"),
     *("rollout.urls", "rollout.slots", "rollout.threads", "rollout.server", "rollout.weight_folder"),
-    *("rollout.slow_after_s", "budget", "replay"),
+    *("budget", "replay"),
     *("tools.server.url", "tools.server.api_key_env", "tools.server.timeout_s", "tools.server.retries"),
-    *("tools.server.concurrency", "tools.server.requests_per_minute", "tools.web.url", "tools.web.timeout_s"),
+    *("tools.server.concurrency", "tools.server.requests_per_minute", "tools.web.url"),
     *("tools.search.embedder_url", "tools.sandbox.url", "tools.sandbox.workers"),
 )
 # The same of an MCP server with a name: wherever it is, it is the same server.

@@ -101,11 +101,10 @@ def _core_problems(config: RunConfig) -> Iterator[str]:
             f"rollout.limits.max_new_tokens={limits.max_new_tokens} leaves no room for a prompt: "
             f"make it smaller than rollout.limits.max_length={longest}."
         )
-    runs_ahead = rollout.max_staleness or rollout.spare_groups
-    if rollout.engine is EngineName.embedded and rollout.lockstep and runs_ahead:
+    if rollout.engine is EngineName.embedded and rollout.lockstep and rollout.max_staleness:
         yield (
             "rollout.lockstep makes the engine wait for all trajectories, so none can run ahead: set "
-            "rollout.lockstep=false, or rollout.max_staleness=0 and rollout.spare_groups=0."
+            "rollout.lockstep=false, or rollout.max_staleness=0."
         )
     for key, menu in menus.items():
         if menu.most is not None and menu.most < menu.fewest:

@@ -12,7 +12,7 @@ from orchestra_jax.io.shipped import CONF
 # Whoever sets one of these says where the servers are.
 _PLACES = (
     *("placement", "rollout.urls", "rollout.weight_folder", "rollout.server.device"),
-    *("rollout.server.gpus", "rollout.server.count", "rollout.server.share_gpus"),
+    *("rollout.server.gpus", "rollout.server.share_gpus"),
 )
 _SIZES = ("data", "fsdp", "tensor")
 _PYTHON = ".venv-sglang/bin/python"  # of `make sglang-cpu`
@@ -40,7 +40,7 @@ def placed(config: DictConfig, given: Sequence[str]) -> tuple[DictConfig, str]:
     each = sizes[-1] if here % sizes[-1] == 0 else 1
     servers = [list(range(first, first + each)) for first in range(0, here, each)]
     shared = OmegaConf.load(CONF / "placement" / "shared.yaml").rollout
-    shared.server.count, shared.server.gpus = len(servers), servers
+    shared.server.gpus = servers
     shared.server.python = config.rollout.server.python or _PYTHON
     found = OmegaConf.merge(config, {"rollout": shared})
     assert isinstance(found, DictConfig)

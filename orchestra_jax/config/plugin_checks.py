@@ -32,17 +32,12 @@ def lora_problems(model: ModelConfig, algorithm: AlgorithmConfig, warm_start: Wa
 def server_problems(rollout: RolloutConfig, importance: str) -> Iterator[str]:
     """Yield what does not fit among the engine, its servers and algorithm.loss.importance."""
     server, sglang = rollout.server, rollout.engine is EngineName.sglang
-    runs_ahead = bool(rollout.max_staleness or rollout.spare_groups) and not rollout.oversample
+    runs_ahead = rollout.max_staleness > 0 and not rollout.oversample
     far = next((url for url in rollout.urls if sglang and not on_this_host(url)), None)
     if sglang and not rollout.urls and not server.python:
         yield (
             "rollout.engine=sglang needs a server: set rollout.urls=[http://HOST:PORT], or rollout.server.python=PATH "
             "of an interpreter that has SGLang (requirements/README.md)."
-        )
-    if server.gpus and len(server.gpus) != server.count:
-        yield (
-            f"rollout.server.gpus names the GPUs of {len(server.gpus)} server(s), but rollout.server.count="
-            f"{server.count}: make them agree."
         )
     if far is not None and rollout.weight_folder is None:
         yield (
@@ -67,7 +62,7 @@ def server_problems(rollout: RolloutConfig, importance: str) -> Iterator[str]:
     if server.share_gpus and runs_ahead:
         yield (
             "rollout.server.share_gpus stops the servers during an update, so no rollouts can run ahead: set "
-            "rollout.max_staleness=0 and rollout.spare_groups=0, go on with groups between updates "
+            "rollout.max_staleness=0, go on with groups between updates "
             "(rollout.oversample), or give the servers GPUs of their own (+placement=separate)."
         )
 
@@ -80,9 +75,6 @@ def oversample_problems(rollout: RolloutConfig, tasks_per_step: int) -> Iterator
             f"{more} goes on with groups under newer weights, which makes their first tokens older: set "
             "rollout.max_staleness=1 or more, the steps in which a group may go on, or rollout.oversample=0."
         )
-    if rollout.spare_groups > 0:
-        spare = f"rollout.spare_groups={rollout.spare_groups}"
-        yield f"{more} throws no group away, and {spare} does: set one of them to 0."
     if rollout.oversample > tasks_per_step:
         yield (
             f"{more} is more than the next step could go on with: make it at most algorithm.tasks_per_step="

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from orchestra_jax.config.choices import Device, DType, EngineName, History
-from orchestra_jax.config.ranges import Settings, above, at_least, seconds, several, within
+from orchestra_jax.config.ranges import Settings, above, at_least, seconds, several
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class RolloutLimits(Settings):
     retries: int = at_least(2, 0)  # new tries of a generation, call or score after an infrastructure failure
     # Seconds of work, without waits for a place or for new weights.
     deadline_s: float = seconds(600.0)  # seconds of work of a trajectory: then it ends without an answer
-    turn_deadline_s: float | None = seconds(None)  # seconds of one generation, then it is tried again; null: deadline_s
-    tool_deadline_s: float | None = seconds(None)  # seconds of one tool call, then it is tried again; null: deadline_s
-    user_deadline_s: float | None = seconds(None)  # seconds of one turn of the user, then asked again; null: deadline_s
+    wait_deadline_s: float | None = seconds(
+        None
+    )  # of one generation, call or user's turn: then again; null: deadline_s
 
     @property
     def turns_used_up(self) -> str:
@@ -37,11 +37,9 @@ class ServerOptions(Settings):
     """SGLang servers that the run starts itself, where rollout.urls is empty; see requirements/README.md."""
 
     python: str | None = None  # interpreter of the environment that SGLang is installed in
-    count: int = at_least(1, 1)  # servers
     device: Device = Device.cuda  # cpu: for tests
-    gpus: list[list[int]] = several(low=0)  # the GPUs of each server, by number; empty: those it finds
+    gpus: list[list[int]] = several(low=0)  # of each server, by number; empty: one server, with those it finds
     share_gpus: bool = False  # on the trainer's GPUs, in turns: they release their memory for every update
-    port: int = within(0, 0, 65535)  # port of the first server, the next ones follow; 0: free ports
     flags: list[str] = field(default_factory=list)  # further flags of sglang.launch_server
     ready_s: float = seconds(600.0)  # seconds to load
 
@@ -66,9 +64,7 @@ class RolloutConfig(Settings):
     threads: int = at_least(1, 1)  # parts of the embedded engine's slots that run side by side: a CPU's cores
     lockstep: bool = True  # the embedded engine waits for all open trajectories: bit-reproducible runs
     max_staleness: int = at_least(0, 0)  # largest age of a trained token, in versions; above 0 rollouts run ahead
-    spare_groups: int = at_least(0, 0)  # extra groups under way, so that a step need not wait for as many slow ones
     oversample: int = at_least(0, 0)  # groups beyond a step's; those not whole at its end go on in the next one
-    slow_after_s: float = seconds(60.0)  # seconds after which a wait is reported
 
     @property
     def serving_dtype(self) -> DType:

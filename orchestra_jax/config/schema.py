@@ -22,7 +22,7 @@ from orchestra_jax.config.choices import (
     Schedule,
     ToolFeature,
 )
-from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, seconds, several, text, within
+from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, several, text, within
 from orchestra_jax.config.ranges import ConfigError as ConfigError
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
@@ -157,7 +157,6 @@ class DataConfig(Settings):
     eval_source: QuestionFormat = QuestionFormat.auto  # format of `eval_path`
     eval_path: str | None = None  # file or folder of evaluation questions
     on_bad_row: OnBadRow = OnBadRow.error  # a row that no question can be made of; skip: left out and counted
-    note: str | None = text(None, blank=True)  # what a run on `mixture` says of it when it starts
     eval_questions: int = at_least(256, 0)  # rows of `path` held out for evaluation, but at most half
     preferences: bool = True  # append a user preference to every question
     preferences_file: str | None = None  # wordings of experiments/synthesize.py; null: those that come with us
@@ -198,19 +197,14 @@ class WarmStartConfig(Settings):
 
 @dataclass(frozen=True)
 class EndpointConfig(Settings):
-    """The model that experiments/evaluate.py asks where `policy` is an address: its name there and its price here."""
+    """The model that experiments/evaluate.py asks where `policy` is an address; its server's limits: tools.server."""
 
     model: str | None = None  # its name at the endpoint
-    price: str | None = None  # its entry of pricing.name; null: the one called as the model
+    price: str | None = None  # its entry of pricing.name and conf/models.yaml; null: the one called as the model
     input: float | None = at_least(None, 0)  # instead of an entry: $ per million prompt tokens
     cached_input: float | None = at_least(None, 0)  # $ per million cached prompt tokens; null: as input
     output: float | None = at_least(None, 0)  # $ per million tokens of answers, reasoning included
     api_key_env: str | None = None  # environment variable with its key; null: it wants none
-    timeout_s: float = seconds(300.0)  # seconds for one request
-    retries: int = at_least(4, 0)  # further requests after a failed one
-    concurrency: int = at_least(32, 1)  # requests under way at once, of all processes together
-    requests_per_minute: float | None = above(None, 0)  # requests a minute of all processes together; null: no limit
-    max_tokens_field: str | None = None  # max_tokens or max_completion_tokens; null: as conf/models.yaml says
     extra: dict[str, Any] = field(default_factory=dict)  # further fields of the request, such as reasoning_effort
 
 
@@ -270,16 +264,13 @@ class PlanConfig(Settings):
     gpu: str = "h100-80gb"  # a GPU of models/gpus.py
     mfu: float = within(0.4, 0.001, 1)  # assumed share of its dense bf16 peak
     gpus_per_node: int = at_least(8, 1)  # GPUs that share a node
-    memory_fraction: float = within(0.92, 0.01, 1)  # share of a GPU's memory that JAX may take
     compiler: Compiler = Compiler.auto  # auto: cuda where jax[cuda12] is installed
     tokens: int | None = at_least(None, 1)  # mean tokens of a trajectory at its end; null: rollout.limits.max_length
     response: float = within(0.25, 0, 1)  # share of them that the policy sampled
     turns: int | None = at_least(None, 1)  # assumed generations of a trajectory, its answer included; null: calls + 1
-    thoughts: int | None = at_least(None, 0)  # turns before the last that think, for rollout.history; null: all of them
     calls: int = at_least(3, 0)  # assumed calls of experts per trajectory, for the dry run of their cost
     call_input: int = at_least(2000, 0)  # assumed prompt tokens of such a call
     call_output: int = at_least(1000, 0)  # assumed tokens of its reply
-    call_seconds: float | None = at_least(None, 0)  # assumed seconds of such a call; null: the price list's mean
     bandwidth: float = within(0.6, 0.001, 1)  # assumed share of a GPU's memory bandwidth that decoding reaches
     server_gpus: int = at_least(1, 1)  # GPUs of each server of rollout.urls, of the kind plan.gpu
 

@@ -62,7 +62,6 @@ class WebConfig(Settings):
 
     provider: WebProvider = WebProvider.tavily  # tavily: with the key TAVILY_API_KEY; wikipedia: without one
     url: str | None = text(None, url=True)  # address of its API; null: the provider's own
-    timeout_s: float = seconds(30.0)  # seconds for one request
 
 
 @dataclass(frozen=True)

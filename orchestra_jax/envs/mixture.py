@@ -172,7 +172,7 @@ class MixtureEnvironment(Environment):
 def part_of(cfg: WorldConfig, name: str) -> WorldConfig:
     """Return the settings that a part of the mixture sees: its environment and its own options."""
     env = replace(cfg.env, name=name, options=dict(cfg.env.options.get(name) or {}))
-    return replace(cfg, env=env, data=replace(cfg.data, note=None))  # the note is about questions alone
+    return replace(cfg, env=env)
 
 
 def with_part(task: Task, part: str) -> Task:

@@ -15,7 +15,7 @@ from orchestra_jax.models.gpus import GIB
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.planning.layout import Layout
-from orchestra_jax.planning.plan import Job, Plan
+from orchestra_jax.planning.plan import USABLE, Job, Plan
 from orchestra_jax.planning.rollouts import Assumed, Rollouts, Servers, estimate, turns
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.optimizer import make_optimizer
@@ -60,11 +60,10 @@ def servers_of(cfg: RunConfig, plan: Plan, layout: Layout) -> Servers:
     if layout.urls:
         each = max(1, rollout.slots * layout.nodes // layout.urls)
         return Servers(layout.urls, cfg.plan.server_gpus, each, plan.usable)
-    # Without rollout.server.gpus each server of a node has one.
-    own = layout.servers or tuple((number,) for number in range(rollout.server.count))
+    own = layout.servers or ((0,),)  # without rollout.server.gpus one server, of one GPU
     beside = waiting if layout.turns else 0
     found = _SHARE.search(" ".join(rollout.server.flags))
-    share = float(found[1]) if found else cfg.plan.memory_fraction
+    share = float(found[1]) if found else USABLE
     room = share * (plan.gpu.memory - beside)  # SGLang's share is one of what is free when it starts
     return Servers(layout.nodes * len(own), len(own[0]), max(1, rollout.slots // len(own)), room, beside)
 
@@ -79,8 +78,6 @@ def assumptions(cfg: RunConfig, prices: PriceList, cost: StepCost | None) -> Ass
     found = [role_seconds(model, role, prices) for role, models in experts.items() for model in models]
     known = [seconds for seconds in found if seconds is not None]
     each = sum(known) / len(known) if known else 0.0
-    if plan.call_seconds is not None:
-        each = plan.call_seconds
     calls = plan.calls if cost else 0
     verdict = min(prices.latencies.get(cfg.tools.judge, {}).values(), default=0.0)
     return Assumed(turns(plan, cfg.rollout.limits), plan.mfu, plan.bandwidth, calls, each, verdict if cost else 0.0)
@@ -169,9 +166,6 @@ def checkpoint_bytes(job: Job) -> int:
 def _said(cfg: RunConfig, plan: Plan, rollouts: Rollouts, assumed: Assumed) -> Sequence[str]:
     """Return a sentence for every number that is assumed, with its key."""
     job, options = plan.job, cfg.plan
-    each = f"{assumed.call_seconds:.1f} s, the price list's mean (or plan.call_seconds)"
-    if options.call_seconds is not None:
-        each = f"plan.call_seconds={assumed.call_seconds:g}"
     said = [
         f"Assumed of a trajectory: plan.turns={assumed.turns}, plan.tokens={job.tokens} at its end, plan.response="
         f"{job.response:g} of what the update trains sampled: {rollouts.sampled:,.0f} tokens, on average with "
@@ -183,8 +177,9 @@ def _said(cfg: RunConfig, plan: Plan, rollouts: Rollouts, assumed: Assumed) -> S
     if assumed.calls:
         said.append(
             f"Assumed of experts: plan.calls={assumed.calls} calls of plan.call_input={options.call_input} + "
-            f"plan.call_output={options.call_output} tokens, each {each}, none at the same time as another; of the "
-            f"judge one of as many tokens, {assumed.verdict_seconds:.0f} s."
+            f"plan.call_output={options.call_output} tokens, each {assumed.call_seconds:.1f} s, the price list's "
+            "mean, none at the same time as another; of the judge "
+            f"one of as many tokens, {assumed.verdict_seconds:.0f} s."
         )
     return [
         *said,

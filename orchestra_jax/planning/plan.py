@@ -36,6 +36,8 @@ from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, bin_parts
 from orchestra_jax.rl.shared import room, row_sequences
 
+USABLE = 0.92  # share of a GPU's memory that JAX may take; CUDA, NCCL and the libraries need the rest
+
 
 @dataclass(frozen=True)
 class Job:
@@ -283,8 +285,7 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
     Args:
         job: the step.
         gpu: the GPU to compile for.
-        options: the settings mfu, gpus_per_node, memory_fraction (the rest is for CUDA, NCCL
-            and libraries) and compiler.
+        options: the settings mfu, gpus_per_node and compiler.
 
     Raises:
         ConfigError: the mesh has no fixed size or does not fill its nodes, the compiler does not start, or JAX already
@@ -331,7 +332,7 @@ def make_plan(job: Job, gpu: Gpu, options: PlanConfig) -> Plan:
     return Plan(
         job=job,
         gpu=gpu,
-        usable=int(gpu.memory * options.memory_fraction),
+        usable=int(gpu.memory * USABLE),
         compiled_for=compiled_for,
         notes=notes,
         programs=programs,

@@ -180,7 +180,7 @@ def _sequences(job: Job) -> str:
     if job.forks == 1:
         return f"{job.tokens:,} tokens"
     return (
-        f"{job.forks} sequences (a new one after every turn that thought, see plan.turns and plan.thoughts) of "
+        f"{job.forks} sequences (a new one after every turn that thought, see plan.turns) of "
         f"{job.lengths[0]:,} to {job.tokens:,} tokens, {sum(job.lengths):,} together,"
     )
 

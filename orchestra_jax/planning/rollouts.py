@@ -145,8 +145,7 @@ def forks(plan: PlanConfig, rollout: RolloutConfig) -> int:
     """
     if rollout.history is not History.drop_thinking:
         return 1
-    before = turns(plan, rollout.limits) - 1
-    return 1 + (before if plan.thoughts is None else min(before, plan.thoughts))
+    return turns(plan, rollout.limits)
 
 
 def cache_bytes(model: DecoderConfig) -> int:

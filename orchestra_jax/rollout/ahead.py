@@ -17,8 +17,8 @@ from orchestra_jax.types import Task, Trajectory
 class StreamSource(RolloutSource):
     """Takes a step's groups from a `GroupStream`.
 
-    With rollout.max_staleness or spare groups they are under way across updates. With rollout.oversample nothing is
-    sampled meanwhile: a group that is not whole when a step has enough keeps its finished turns, its tools go on, and
+    With rollout.max_staleness they are under way across updates. With rollout.oversample nothing is sampled
+    meanwhile: a group that is not whole when a step has enough keeps its finished turns, its tools go on, and
     the next step continues it.
 
     With algorithm.refill a step takes more groups of the stream, as many as it lacks at a time, until those that have a
@@ -49,7 +49,6 @@ class StreamSource(RolloutSource):
             self._tasks,
             per_step=self.per_step,
             max_staleness=rollout.max_staleness,
-            spare=len(self._processes.mine(range(rollout.spare_groups))),
             ahead=ahead,
         )
 
@@ -85,7 +84,7 @@ class StreamSource(RolloutSource):
             taught = int(teaching(taken).sum())
         if not self._rollout.max_staleness:
             self.stop()
-        counts = {"restarted": restarted} if self._rollout.max_staleness or self._rollout.spare_groups else {}
+        counts = {"restarted": restarted} if self._rollout.max_staleness else {}
         return taken, counts | {"collected": len(groups), "taught": taught, "rounds": rounds}
 
     def _numbered(self, groups: Sequence[Sequence[Trajectory]]) -> list[Trajectory]:

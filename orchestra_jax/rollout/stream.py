@@ -51,9 +51,7 @@ class GroupStream:
         per_step: groups of a step.
         max_staleness: most versions that the oldest token of a group may be older than the learner's. 0: nothing runs
             during an update.
-        spare: groups under way beyond those of `max_staleness` + 1 steps. A step need not wait for as many slow ones;
-            a group that is then too old is thrown away and begins again.
-        ahead: groups under way beyond those of a step; None: `max_staleness` steps' and the spare ones.
+        ahead: groups under way beyond those of a step; None: those of `max_staleness` steps.
     """
 
     def __init__(
@@ -63,12 +61,11 @@ class GroupStream:
         *,
         per_step: int,
         max_staleness: int = 0,
-        spare: int = 0,
         ahead: int | None = None,
     ) -> None:
         self._roll, self._source = roll, batches
-        self._per_step, self._staleness, self._spare = per_step, max_staleness, spare
-        self._ahead = per_step * max_staleness + spare if ahead is None else ahead
+        self._per_step, self._staleness = per_step, max_staleness
+        self._ahead = per_step * max_staleness if ahead is None else ahead
         self._batches: dict[int, _Batch] = {}
         self._read = 0  # batches read from the source
         self._running: dict[int, _Group] = {}
@@ -167,10 +164,10 @@ class GroupStream:
             del self._batches[number]
 
     def _suffice(self, count: int, first: Sequence[int], version: int) -> bool:
-        """Return whether `count` groups have ended, among them the `first` and all but `spare` of the oldest."""
+        """Return whether `count` groups have ended: the `first`, the oldest as far as they are taken, and others."""
         ended = {group.index for group in self._running.values() if group.job.done()}
         oldest = {group.index for group in self._running.values() if version - group.version >= self._staleness}
-        due = min(len(oldest) - self._spare, count - len(first))
+        due = min(len(oldest), count - len(first))
         return len(ended) >= count and ended.issuperset(first) and len(ended & oldest) >= due
 
     def _fill(self, wanted: int, version: int, budget: Budget) -> None:

@@ -142,7 +142,6 @@ def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat | 
         seconds_per_token=cfg.pricing.orchestrator_seconds_per_token,
         allowance=spending.limits(cfg.budget, "trajectory"),
         on_slow=lambda waiting: print(describe(waiting), file=sys.stderr, flush=True),
-        slow_after_s=cfg.rollout.slow_after_s,
     )
 
 
@@ -160,7 +159,7 @@ def rollout_source(
 ) -> RolloutSource:
     """Return the environment's own source of trajectories, or the one that the settings ask for."""
     own = getattr(rest[1].environment, "rollout_source", RolloutSource)  # `rest` begins with seed and collector
-    if own is not RolloutSource or not (rollout.max_staleness or rollout.spare_groups or algorithm.refill):
+    if own is not RolloutSource or not (rollout.max_staleness or algorithm.refill):
         return own(algorithm, rollout, *rest)
     from orchestra_jax.rollout.ahead import StreamSource
 

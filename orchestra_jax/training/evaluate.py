@@ -78,7 +78,7 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
             record.begin(parents=subject.parents(), devices=device_names())
         money.share()
         loop = LoopThread()
-        parts.enter_context(guarded(folder, loop, cfg.rollout, cfg.checkpoint.grace_s))
+        parts.enter_context(guarded(folder, loop, cfg.rollout.limits.deadline_s, cfg.checkpoint.grace_s))
         parts.enter_context(loop)
         parts.callback(money.close)
         tools = parts.enter_context(ExitStack())

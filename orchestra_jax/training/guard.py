@@ -18,24 +18,24 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import Stopwatch
 
 LOG = "stacks.log"
 _BEAT_S = 1.0
 _DUMP = getattr(signal, "SIGRTMIN", signal.SIGUSR1)  # Slurm and its launchers use the other ones
+_SLOW_S = 60.0
 
 
 @contextlib.contextmanager
-def guarded(folder: Path, loop: LoopThread, rollout: RolloutConfig, grace_s: float) -> Iterator[None]:
+def guarded(folder: Path, loop: LoopThread, deadline_s: float, grace_s: float) -> Iterator[None]:
     """Guard the block. Outside the main thread (a notebook's or sweep's worker) nothing is done.
 
     Args:
         folder: existing folder of the run, for `stacks.log`.
         loop: event loop of the run.
-        rollout: stacks are written after `slow_after_s` without a turn of the loop, or without any Python code. The
-            process is killed after `limits.deadline_s` without any Python code, 60 at least.
+        deadline_s: seconds without any Python code after which the process is killed, 60 at least. Stacks are written
+            after 60 without a turn of the loop, or without any Python code.
         grace_s: seconds until it is killed after one stopping signal, 30 at least. After a second one they are 10, and
             a run that hears it has 30 s to close everything.
     """
@@ -44,7 +44,7 @@ def guarded(folder: Path, loop: LoopThread, rollout: RolloutConfig, grace_s: flo
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    limits = [rollout.slow_after_s, max(60.0, rollout.limits.deadline_s), grace_s]
+    limits = [_SLOW_S, max(60.0, deadline_s), grace_s]
     words = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard_process.py")), str(os.getpid())]
     try:
         with (folder / LOG).open("a", encoding="utf-8") as log:

@@ -96,7 +96,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
             _print_forecast(cfg)
             money = RunBudget(cfg.budget, directory, processes)
         loop = LoopThread()
-        parts.enter_context(guarded(directory, loop, cfg.rollout, cfg.checkpoint.grace_s))
+        parts.enter_context(guarded(directory, loop, cfg.rollout.limits.deadline_s, cfg.checkpoint.grace_s))
         parts.enter_context(loop)
         parts.callback(money.close)
         tools = parts.enter_context(ExitStack())

@@ -112,7 +112,7 @@ def test_any_value(base: DictConfig, key: str, value: Any) -> None:
         ("seed", 2**64, "seed=18446744073709551616 must be at most 2147483647"),
         pytest.param("seed", 10**5000, "seed=a number of about 4983 digits must be at most", id="seed-digits"),
         ("rollout.limits.deadline_s", 1e300, "rollout.limits.deadline_s=1e+300 must be at most 1000000000.0"),
-        ("rollout.server.port", 65536, "rollout.server.port=65536 must be within [0, 65535]"),
+        ("reward.tools", 1.5, "reward.tools=1.5 must be within [0, 1]"),
         ("rollout.server.gpus", [[0, -1]], "rollout.server.gpus[0][1]=-1 must be at least 0"),
         ("rollout.urls", ["http://["], "rollout.urls[0]=http://[ must be an address such as http://HOST:PORT"),
         ("tools.server.url", "host:80", "tools.server.url=host:80 must be an address such as http://HOST:PORT"),
@@ -145,7 +145,6 @@ def test_a_name_that_is_too_long_for_a_file_is_not_there(base: DictConfig) -> No
 def test_what_is_wide_on_purpose_stays(base: DictConfig) -> None:
     assert changed(base, "budget.run_tokens", 10**12).budget.run_tokens == 10**12
     assert changed(base, "env.options", {"seed": 2**40, "text": " \n"}).env.options == {"seed": 2**40, "text": " \n"}
-    assert changed(base, "data.note", " ").data.note == " "
 
 
 def test_a_value_is_checked_without_a_command_line_too() -> None:

@@ -44,7 +44,6 @@ def test_a_bare_mesh_is_placed_as_the_placement_of_that_name_does(mesh: str):
 def test_there_is_a_server_on_all_gpus_of_a_node(words: tuple[str, ...], gpus: list[list[int]]):
     config, _ = chosen(*words)
     assert config.rollout.server.gpus == gpus
-    assert config.rollout.server.count == len(gpus)
     assert layout_of(config).problems == ()
 
 

@@ -218,8 +218,6 @@ def test_shared_beginnings_compile_for_a_gpu_and_cost_less() -> None:
         ("strip_thinking", {}, 1),
         ("drop_thinking", {}, 4),  # three calls and the answer
         ("drop_thinking", {"turns": 10}, 10),
-        ("drop_thinking", {"turns": 10, "thoughts": 2}, 3),
-        ("drop_thinking", {"turns": 10, "thoughts": 30}, 10),
         ("drop_thinking", {"turns": 90}, 50),  # rollout.limits.max_turns
     ],
 )

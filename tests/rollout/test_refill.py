@@ -23,7 +23,7 @@ from tests.rollout.test_stream import Numbers, Rolls, Uneven, indices, make
 
 MEMBERS = 2
 TEACH = {0, 3, 4, 8, 9, 11, 13, 14, 15, 19, 20, 22, 25, 26, 30, 33, 34, 37, 39, 40}
-AHEAD = (RolloutConfig(), RolloutConfig(max_staleness=1), RolloutConfig(spare_groups=2))
+AHEAD = (RolloutConfig(), RolloutConfig(max_staleness=1))
 
 
 class Collecting:
@@ -123,7 +123,7 @@ def test_it_ends_at_the_cap(loop: LoopThread, refill: int):
     assert take(rollouts, 1, none)[0] == [*range(size, 2 * size)]
 
 
-@pytest.mark.parametrize("rollout", AHEAD, ids=["step", "ahead", "spare"])
+@pytest.mark.parametrize("rollout", AHEAD, ids=["step", "ahead"])
 def test_tasks_are_taken_once_also_after_a_restart_in_the_middle_of_a_batch(loop: LoopThread, rollout: RolloutConfig):
     rollouts, collector = source(loop, rollout=rollout)
     steps = [take(rollouts, step)[0] for step in range(2)]
@@ -198,9 +198,9 @@ async def more(stream: Any, version: int, count: int) -> list[int]:
     return [group[0].group for group in groups]
 
 
-async def test_what_spare_groups_did_is_kept_until_the_step_ends():
+async def test_what_further_groups_did_is_kept_until_the_step_ends():
     rolls = Rolls(1)
-    stream = make(rolls, spare=1)
+    stream = make(rolls, ahead=1)
     assert await more(stream, 0, 4) == [0, 2, 3, 4]
     rolls.slow = set()
     await asyncio.wait([stream._running[1].job])

@@ -100,7 +100,7 @@ async def test_the_next_steps_groups_run_while_the_learner_updates(staleness: in
 @pytest.mark.parametrize("staleness", [0, 1])
 async def test_a_slow_group_is_carried_over_or_begun_anew_and_paid_by_the_step_in_which_it_begins(staleness: int):
     rolls = Rolls(1)
-    stream = make(rolls, max_staleness=staleness, spare=1)
+    stream = make(rolls, max_staleness=staleness, ahead=4 * staleness + 1)
     assert await indices(stream, 0) == [0, 2, 3, 4]
     assert rolls.cancelled == [1] * (1 - staleness)  # without staleness it begins anew
     assert set(rolls.budgets.values()) == {"step 0"}
@@ -134,22 +134,11 @@ async def test_a_group_that_would_be_too_old_for_the_next_step_is_waited_for():
     await stream.stop()
 
 
-async def test_of_as_many_as_are_spare_it_is_not_but_they_begin_anew_and_are_waited_for():
-    rolls = Rolls(1)
-    stream = make(rolls, max_staleness=2, spare=1)
-    found = [await indices(stream, version) for version in range(3)]
-    assert found == [[0, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
-    assert rolls.cancelled == []
-    assert await ends_without(rolls, stream, 3, slow=1) == [1, 13, 14, 15]
-    assert (rolls.cancelled, rolls.started.count(1)) == ([1], 2)
-    await stream.stop()
-
-
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-@pytest.mark.parametrize("spare", [0, 3])
-async def test_every_task_is_used_exactly_once_and_none_is_too_old(staleness: int, spare: int):
+@pytest.mark.parametrize("more", [0, 3])
+async def test_every_task_is_used_exactly_once_and_none_is_too_old(staleness: int, more: int):
     rolls = Uneven()
-    stream = make(rolls, max_staleness=staleness, spare=spare)
+    stream = make(rolls, max_staleness=staleness, ahead=4 * staleness + more)
     seen: list[int] = []
     for rolls.step in range(12):
         found = await indices(stream, rolls.step)
@@ -157,16 +146,16 @@ async def test_every_task_is_used_exactly_once_and_none_is_too_old(staleness: in
         seen += found
     await stream.stop()
     assert len(seen) == len(set(seen)) == 48
-    assert set(range(48 - 4 * (staleness + 1) - spare)) <= set(seen), "a slow task is waited for in the end"
+    assert set(range(48 - 4 * (staleness + 1) - more)) <= set(seen), "a slow task is waited for in the end"
 
 
 async def test_a_restart_goes_on_with_the_tasks_that_were_not_used():
     rolls = Rolls(1, 6)
-    stream = make(rolls, max_staleness=1, spare=3)
+    stream = make(rolls, max_staleness=1, ahead=7)
     used = [*await indices(stream, 0), *await indices(stream, 1)]
     state = stream.get_state()
     await stream.stop()
-    again = make(Rolls(), max_staleness=1, spare=3)
+    again = make(Rolls(), max_staleness=1, ahead=7)
     again.set_state(state)
     assert again.get_state() == state
     for version in range(2, 5):
@@ -178,12 +167,12 @@ async def test_a_restart_goes_on_with_the_tasks_that_were_not_used():
 
 async def test_a_restart_does_not_use_a_batch_again_that_was_used_up_before_an_earlier_one():
     rolls = Rolls(0)
-    stream = make(rolls, max_staleness=1, spare=1)
+    stream = make(rolls, max_staleness=1, ahead=5)
     used = [*await indices(stream, 0), *await indices(stream, 1)]
     assert {4, 5, 6, 7} <= set(used), "the second batch is used up, the first waits for group 0"
     state = stream.get_state()
     await stream.stop()
-    again = make(Rolls(), max_staleness=1, spare=1)
+    again = make(Rolls(), max_staleness=1, ahead=5)
     again.set_state(state)
     used += await indices(again, 2)
     await again.stop()

@@ -5,21 +5,19 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import Stopwatch
+from orchestra_jax.training import guard
 from orchestra_jax.training.guard import LOG, guarded
 
-PATIENT = RolloutConfig(slow_after_s=600.0, limits=RolloutLimits(deadline_s=600.0))
+PATIENT = 600.0
 BUSY = """
 import ctypes, signal, sys
 from pathlib import Path
-from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.io import event_loop
 from orchestra_jax.training import guard
 from orchestra_jax.training.stopping import end_now, handling
@@ -39,8 +37,8 @@ async def endless():
 
 event_loop._BUSY_S = 0.5  # it need not keep a core busy for longer
 loop = event_loop.LoopThread()
-rollout = RolloutConfig(slow_after_s=float(sys.argv[3]), limits=RolloutLimits(deadline_s=1))
-with handling(end_now), guard.guarded(Path(sys.argv[2]), loop, rollout, 0), loop:
+guard._SLOW_S = float(sys.argv[3])
+with handling(end_now), guard.guarded(Path(sys.argv[2]), loop, 1.0, 0), loop:
     try:
         loop.run({"hopeless": hopeless, "endless": endless}[sys.argv[1]]())
     except KeyboardInterrupt:
@@ -77,7 +75,10 @@ def test_another_process_of_the_run_may_remove_the_empty_file(tmp_path: Path, mo
         monkeypatch.setattr(Path, "is_file", lambda _: True)  # it was there a moment ago
 
 
-def test_work_within_its_deadline_or_without_one_is_left_alone_and_its_stack_is_written(tmp_path: Path, capsys):
+def test_work_within_its_deadline_or_without_one_is_left_alone_and_its_stack_is_written(
+    tmp_path: Path, capsys, monkeypatch
+):
+    monkeypatch.setattr(guard, "_SLOW_S", 0.5)
     enough = threading.Event()
 
     async def until_it_is_enough() -> str:
@@ -85,7 +86,7 @@ def test_work_within_its_deadline_or_without_one_is_left_alone_and_its_stack_is_
             pass
         return "done"
 
-    with LoopThread() as loop, guarded(tmp_path, loop, replace(PATIENT, slow_after_s=0.5), 600.0):
+    with LoopThread() as loop, guarded(tmp_path, loop, PATIENT, 600.0):
         for watch in (Stopwatch(None), Stopwatch(1e6)):
             enough.clear()
             running = loop.start(watch.run(until_it_is_enough()))

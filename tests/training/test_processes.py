@@ -248,7 +248,7 @@ def test_what_ends_the_rollouts_of_one_process_ends_both(tmp_path: Path, policy:
 
 @pytest.mark.release
 def test_rollouts_run_ahead_in_both_and_another_number_of_processes_goes_on(tmp_path: Path, policy: Path):
-    ahead = ("rollout.lockstep=false", "rollout.max_staleness=1", "rollout.slots=16", "rollout.spare_groups=1")
+    ahead = ("rollout.lockstep=false", "rollout.max_staleness=1", "rollout.slots=16")
     assert_ended(run(tmp_path, policy, *ahead, stops={0: "policy 2 SIGINT"}), 130, 130)
     assert_ended(run(tmp_path, policy, *ahead, count=1, stops={0: "policy 3 SIGINT"}), 130)
     assert_ended(run(tmp_path, policy, *ahead), 0, 0)

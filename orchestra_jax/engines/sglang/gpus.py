@@ -39,8 +39,8 @@ def server_problems(server: ServerOptions, trainer: int, node: int | None = None
         found.append(f"rollout.server.gpus={list(map(list, server.gpus))} does not name distinct GPUs{of}.")
     if server.share_gpus and len(taken) not in (0, trainer):
         found.append(
-            f"Each process has {trainer} GPU(s) and {len(taken)} of them have servers in turns: set "
-            f"rollout.server.count={trainer} and name each GPU in rollout.server.gpus."
+            f"Each process has {trainer} GPU(s) and {len(taken)} of them have servers in turns: "
+            "name each of its GPUs in rollout.server.gpus."
         )
     return found
 

@@ -109,18 +109,15 @@ def own_servers(rollout: RolloutConfig, version: int, directory: Path, processes
     """Return the servers that this process starts itself, not started yet."""
     options = rollout.server
     assert options.python is not None  # config.checks refuses a run without
-    gpus = options.gpus or [[]] * options.count
     logs = directory / "server" / (str(processes.index) if processes.count > 1 else "")
-    port = options.port + processes.index * options.count if options.port else 0  # processes may share a host
     return [
         SGLangProcess(
             ServerConfig(
                 python=Path(options.python).absolute(),
                 model=_model_folder(directory),
                 log=logs / f"{number}.log",
-                port=port + number if port else 0,
                 device=options.device,
-                gpus=tuple(gpus[number]),
+                gpus=tuple(gpus),
                 version=version,
                 dtype=rollout.serving_dtype,
                 max_length=rollout.limits.max_length,
@@ -129,7 +126,7 @@ def own_servers(rollout: RolloutConfig, version: int, directory: Path, processes
                 ready_s=options.ready_s,
             )
         )
-        for number in range(options.count)
+        for number, gpus in enumerate(options.gpus or [[]])
     ]
 
 

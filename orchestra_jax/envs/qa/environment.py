@@ -201,8 +201,7 @@ def _questions(cfg: WorldConfig) -> str:
     files = ", ".join(f"{source.path} ({source.source})" for source in data.training())
     held_out = data.evaluation()
     evaluated = f"{held_out.path} ({held_out.source})" if held_out else f"{data.eval_questions} of them, held out"
-    note = f" {data.note}" if data.note and data.path is None else ""
-    return f"Questions: trains on {files}; evaluates on {evaluated}.{note}"
+    return f"Questions: trains on {files}; evaluates on {evaluated}."
 
 
 def _read(cfg: WorldConfig, sources: Sequence[SourceConfig]) -> tuple[list[list[Question]], list[Question]]:

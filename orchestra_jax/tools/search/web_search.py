@@ -50,4 +50,4 @@ def _client_of_run(context: ToolContext) -> web.WebClient:
 
 def _client(cfg: WebConfig, prices: PriceList, replay: Replay | None) -> web.WebClient:
     make = web.TavilySearch if cfg.provider is WebProvider.tavily else web.WikipediaSearch
-    return make(prices, cfg.url, replay=replay, timeout_s=cfg.timeout_s)
+    return make(prices, cfg.url, replay=replay)

@@ -28,7 +28,7 @@ SHORT = (
 
 
 def rollout(gpus: list[list[int]], **server) -> RolloutConfig:
-    options = ServerOptions(python="python", count=max(1, len(gpus)), gpus=gpus, **server)
+    options = ServerOptions(python="python", gpus=gpus, **server)
     return RolloutConfig(engine="sglang", server=options)
 
 
@@ -116,16 +116,9 @@ def test_shared_gpus(tmp_path: Path):
     assert command[-1] == "--mem-fraction-static=0.5"
     assert server.config.environment()["CUDA_VISIBLE_DEVICES"] == "0"
     assert cfg.rollout.server.share_gpus
-    eight = config(
-        tmp_path, "+experiment=hle", "+placement=shared", *OWN, "rollout.server.count=2",
-        "rollout.server.gpus=[[0,1],[2,3]]",
-    )  # fmt: skip
-    assert [
-        "--tp-size=2" in server.config.command(1) for server in own_servers(eight.rollout, 3, tmp_path, Processes())
-    ] == [
-        True,
-        True,
-    ]
+    two = config(tmp_path, "+experiment=hle", "+placement=shared", *OWN, "rollout.server.gpus=[[0,1],[2,3]]")
+    commands = [server.config.command(1) for server in own_servers(two.rollout, 3, tmp_path, Processes())]
+    assert ["--tp-size=2" in command for command in commands] == [True, True]
 
 
 def test_a_cpu_server_has_no_memory_to_save(tmp_path: Path):

@@ -30,15 +30,13 @@ async def test_urls_are_dealt_out_and_each_process_pushes_into_a_folder_of_its_o
 async def test_own_servers_share_the_model_folder_and_nothing_else(servers, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(engines, "SGLangProcess", Started)
     monkeypatch.setattr(Started, "seen", [servers[0]])
-    rollout = sglang(server=ServerOptions(python="p", port=5000), weight_folder=str(tmp_path / "push"))
+    rollout = sglang(server=ServerOptions(python="p"), weight_folder=str(tmp_path / "push"))
     write_model(rollout, CONFIG, masters(), tmp_path)
     written = (tmp_path / "server" / "model" / "config.json").stat().st_mtime_ns
     running = await start_servers(rollout, CONFIG, masters(), 1, 50, tmp_path, Processes(1, 2))
     await running.close()
     config = Started.seen[1]
-    assert (config.model, config.log, config.port) == (
-        tmp_path / "server" / "model", tmp_path / "server" / "1" / "0.log", 5001,
-    )  # fmt: skip
+    assert (config.model, config.log) == (tmp_path / "server" / "model", tmp_path / "server" / "1" / "0.log")
     assert (tmp_path / "server" / "model" / "config.json").stat().st_mtime_ns == written  # the first process's to write
 
 

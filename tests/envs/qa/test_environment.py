@@ -172,9 +172,9 @@ def test_a_run_tells_what_it_trains_and_evaluates_on(cfg: RunConfig):
     told = QAEnvironment.forecast(cfg) or ""
     assert told.startswith(f"Questions: trains on {cfg.data.path} (auto); evaluates on 2 of them, held out.")
     mixture = [SourceConfig("general_thought", "GT")]  # type: ignore[arg-type]
-    data = DataConfig(mixture=mixture, note="A note.", eval_source="hle", eval_path="cais/hle")  # type: ignore[arg-type]
+    data = DataConfig(mixture=mixture, eval_source="hle", eval_path="cais/hle")  # type: ignore[arg-type]
     told = QAEnvironment.forecast(replace(cfg, data=data)) or ""
-    assert told == "Questions: trains on GT (general_thought); evaluates on cais/hle (hle). A note."
+    assert told == "Questions: trains on GT (general_thought); evaluates on cais/hle (hle)."
 
 
 def with_questions(cfg: RunConfig, *lines: str, **data: Any) -> RunConfig:
