@@ -165,5 +165,4 @@ class AlgorithmConfig(Settings):
     packing: bool = False  # several sequences in a row; row_widths and prefix_widths are then unused
     row_length: int | None = at_least(None, 1)  # tokens of a packed row; null: rollout.limits.max_length
     row_sequences: int = at_least(64, 1)  # sequences that a packed micro-batch may hold
-    reference_dtype: DType = DType.float32  # storage of the KL's reference policy
-    reference_offload: bool = False  # keep the reference in host memory between its one use per step
+    reference_offload: bool = False  # keep the KL's reference in host memory between its one use per step

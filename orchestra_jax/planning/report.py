@@ -72,7 +72,7 @@ def job_of(cfg: RunConfig) -> Job:
         response=cfg.plan.response,
         epochs=algorithm.epochs,
         minibatches=algorithm.minibatches,
-        reference=algorithm.reference_dtype if algorithm.loss.kl_coef > 0 else None,
+        reference=model.dtype if algorithm.loss.kl_coef > 0 else None,
         offload=algorithm.reference_offload,
         adapters=adapters(cfg.model.lora),
         forks=forks(cfg.plan, cfg.rollout),

@@ -63,15 +63,14 @@ def _mark(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
     return mixed.sum(dtype=jnp.uint32), (mixed * (2 * place + 1)).sum(dtype=jnp.uint32)
 
 
-def starting_reference(algorithm: AlgorithmConfig, params: Params) -> Any:
+def starting_reference(algorithm: AlgorithmConfig, dtype: str, params: Params) -> Any:
     """Return a frozen copy of the policy, or of its adapters, sharded like it, or in host memory as numpy arrays.
 
-    Under fresh adapters the frozen base is the reference, and this is not called.
+    It is stored in the compute `dtype`. Under fresh adapters the frozen base is the reference, and this is not called.
     """
-    dtype = jnp.dtype(algorithm.reference_dtype)
 
     def frozen(leaf: Any) -> Any:
-        copy = jnp.array(leaf, dtype, copy=True)
+        copy = jnp.array(leaf, jnp.dtype(dtype), copy=True)
         return jax.device_get(copy) if algorithm.reference_offload else copy  # one after the other
 
     return jax.tree.map(frozen, params)

@@ -44,15 +44,14 @@ def restored(
     trained = abstract_state(policy if begun else warm or policy)
     like: dict[str, Any] = {"state": trained}
     if begun and reference is not None:
-        like["reference"] = _abstract_reference(reference, trained.params)
+        like["reference"] = _abstract_reference(reference, jnp.dtype(policy.config.dtype), trained.params)
     arrays = restored_arrays(checkpoints, like)
     fields = {name: meta[name] for name in JSON_FIELDS}
     return RunState(arrays["state"], arrays.get("reference"), **fields), meta["data"] if begun else None
 
 
-def _abstract_reference(algorithm: AlgorithmConfig, params: Any) -> Any:
+def _abstract_reference(algorithm: AlgorithmConfig, dtype: jnp.dtype, params: Any) -> Any:
     """Return the shapes, dtypes and shardings of the reference, from those of the policy."""
-    dtype = jnp.dtype(algorithm.reference_dtype)
     if algorithm.reference_offload:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding), params)

@@ -287,7 +287,7 @@ class Trainer:
         self.push_weights()
         state.phase, state.step = "policy", 0
         if self._keeps_reference:
-            state.reference = starting_reference(self.cfg.algorithm, state.trained.params)
+            state.reference = starting_reference(self.cfg.algorithm, self.model.dtype, state.trained.params)
         state.notes["before"] = self.evaluate("before")
         state.notes["seconds"] = {"warm start": warmed, "evaluation before": self.seconds() - warmed}
         self.save()

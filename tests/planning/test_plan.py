@@ -398,7 +398,6 @@ def test_job_of_a_run() -> None:
     algorithm = dataclasses.replace(
         cfg.algorithm,
         loss=LossConfig("sequence", kl_coef=1e-4),
-        reference_dtype="bfloat16",
         micro_tokens=20000,
         packing=True,
         row_length=8192,
