@@ -17,9 +17,9 @@ class RolloutLimits(Settings):
     retries: int = at_least(2, 0)  # new tries of a generation, call or score after an infrastructure failure
     # Seconds of work, without waits for a place or for new weights.
     deadline_s: float = seconds(600.0)  # seconds of work of a trajectory: then it ends without an answer
-    wait_deadline_s: float | None = seconds(
-        None
-    )  # of one generation, call or user's turn: then again; null: deadline_s
+    turn_deadline_s: float | None = seconds(None)  # seconds of one generation, then it is tried again; null: deadline_s
+    tool_deadline_s: float | None = seconds(None)  # seconds of one tool call, then it is tried again; null: deadline_s
+    user_deadline_s: float | None = seconds(None)  # seconds of one turn of the user, then asked again; null: deadline_s
 
     @property
     def turns_used_up(self) -> str:

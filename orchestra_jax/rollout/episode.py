@@ -174,7 +174,7 @@ class EpisodePlayer:
         def speak(attempt: int) -> Awaitable[PolicyTurn]:
             return self.speaker.speak(self.observed, self.turn, attempt)
 
-        said, measured = await self.wait("engine", speak, self.limits.wait_deadline_s)
+        said, measured = await self.wait("engine", speak, self.limits.turn_deadline_s)
         rows = [policy_row(row, self.prices, measured, self.settings.seconds_per_token) for row in said.usage]
         self.ledger += rows
         self.worked_s += max(sum(row.seconds for row in rows), measured)
@@ -184,7 +184,7 @@ class EpisodePlayer:
         """Run one turn's calls side by side; an error is raised once all of them have ended."""
 
         async def step(call: ToolCall) -> tuple[ToolResult, float]:
-            return await self.wait(f"tool {call.name}", lambda _: episode.step(call), self.limits.wait_deadline_s)
+            return await self.wait(f"tool {call.name}", lambda _: episode.step(call), self.limits.tool_deadline_s)
 
         found = await asyncio.gather(*map(step, calls), return_exceptions=True)
         done = [each for each in found if not isinstance(each, BaseException)]

@@ -11,7 +11,7 @@ from orchestra_jax.types import InfrastructureError, ToolResult
 
 async def ask_user(player: Any, respond: Callable[[str], Awaitable[UserTurn | None]], text: str) -> str | None:
     """Return what the user says to the turn that `player`, an `EpisodePlayer`, just recorded; None: it is over."""
-    said, _ = await player.wait("user", lambda _: respond(text), player.limits.wait_deadline_s)
+    said, _ = await player.wait("user", lambda _: respond(text), player.limits.user_deadline_s)
     if said is None:
         return None
     words = valid_text(said.text)

@@ -147,10 +147,6 @@ def test_loaded_config_is_frozen_and_typed() -> None:
         ("+reward.outcom=1", ["Unknown key 'reward.outcom'", "did you mean reward.outcome?"]),
         # What there was once is an unknown key like any other.
         ("rollout.spare_groups=1", ["Unknown key 'rollout.spare_groups'", "rollout has: engine, urls, server"]),
-        (
-            "rollout.limits.tool_deadline_s=1",
-            ["Unknown key", "did you mean rollout.limits.deadline_s or rollout.limits.wait_deadline_s?"],
-        ),
         ("rewrd=paper", ["Unknown key 'rewrd'", "did you mean reward?"]),
         ("learning_rate=1", ["did you mean algorithm.optimizer.learning_rate or warm_start.optimizer.learning_rate?"]),
         ("seed.x=1", ["Unknown key 'seed.x': did you mean seed?"]),

@@ -265,7 +265,7 @@ async def test_a_user_who_recovers_is_asked_with_the_same_words(words):
     assert (found.status, world.asked) == (Status.COMPLETED, ["a", "a", "a", ANSWER])
 
 
-@pytest.mark.parametrize("limits", [{"wait_deadline_s": 5}, {"deadline_s": 5}])
+@pytest.mark.parametrize("limits", [{"user_deadline_s": 5}, {"deadline_s": 5, "tool_deadline_s": 1}])
 def test_a_user_who_hangs_is_named_and_given_up(run, words, limits):
     collector, world = talk(words, HANGS, limits=replace(LIMITS, retries=1, **limits))
     engine = FakeEngine(collector.chat, says(ANSWER))

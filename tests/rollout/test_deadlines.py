@@ -25,16 +25,16 @@ def roll(run, collector, script, **options):
 @pytest.mark.parametrize(
     ("script", "limits", "reason", "given_up"),
     [
-        ((call("echo"), HANG), {"wait_deadline_s": 5}, "engine turn 2 took longer than its deadline of 5 s", []),
+        ((call("echo"), HANG), {"turn_deadline_s": 5}, "engine turn 2 took longer than its deadline of 5 s", []),
         (
             (call("echo"), call("echo", "hang") + call("echo", "slow")),
-            {"wait_deadline_s": 0.5},
+            {"tool_deadline_s": 0.5, "turn_deadline_s": 9},
             "tool echo turn 2 took longer than its deadline of 0.5 s",
             ["echo"],
         ),
         (
             (HANG,),
-            {"deadline_s": 8},
+            {"deadline_s": 8, "tool_deadline_s": 1},
             "engine turn 1 took longer than its deadline of 8 s",
             [],
         ),
@@ -46,7 +46,7 @@ def roll(run, collector, script, **options):
         ),
         (
             ("judge never",),
-            {"deadline_s": 8, "wait_deadline_s": 1},
+            {"deadline_s": 8, "tool_deadline_s": 1, "turn_deadline_s": 1},
             "score turn 1 took longer than its deadline of 8 s",
             ["judge"],
         ),
@@ -66,7 +66,7 @@ def test_what_is_overdue_is_named_given_up_and_never_a_wrong_answer(run, words, 
 
 
 def test_an_overdue_turn_is_tried_afresh_alone(run, words):
-    collector, world, _ = make(words, limits=replace(LIMITS, wait_deadline_s=5, retries=1))
+    collector, world, _ = make(words, limits=replace(LIMITS, turn_deadline_s=5, retries=1))
     said = iter((call("echo"), HANG, ANSWER))
     (trajectory,), engine = roll(run, collector, lambda session, turn: next(said))
     assert trajectory.solved
@@ -75,7 +75,7 @@ def test_an_overdue_turn_is_tried_afresh_alone(run, words):
 
 
 def test_an_overdue_tool_is_tried_afresh_alone(run, words):
-    collector, world, _ = make(words, limits=replace(LIMITS, wait_deadline_s=5, retries=1))
+    collector, world, _ = make(words, limits=replace(LIMITS, tool_deadline_s=5, retries=1))
     repeated = world.echo
 
     async def slow_at_first(arguments, budget):
@@ -90,7 +90,7 @@ def test_an_overdue_tool_is_tried_afresh_alone(run, words):
 
 
 def test_a_deadline_holds_for_each_turn_and_tool_and_not_for_their_sum(run, words):
-    limits = replace(LIMITS, wait_deadline_s=0.015, max_turns=6, max_calls=9)
+    limits = replace(LIMITS, turn_deadline_s=0.015, tool_deadline_s=0.015, max_turns=6, max_calls=9)
     collector, _, _ = make(words, limits=limits)
     (trajectory,), _ = roll(run, collector, says(*[call("echo", "slow")] * 4, ANSWER))  # 0.01 s each
     assert trajectory.solved

@@ -73,7 +73,7 @@ def test_the_same_work_has_the_same_latency_however_long_it_waits_for_a_place(ru
 
 def test_queueing_alone_is_never_too_late(run, words):
     """With deadlines that began before the work did, 14 of 20 trajectories failed."""
-    limits = replace(LIMITS, wait_deadline_s=2 * max(TURN_S, CALL_S), deadline_s=1.0, retries=0)
+    limits = replace(LIMITS, turn_deadline_s=2 * TURN_S, tool_deadline_s=2 * CALL_S, deadline_s=1.0, retries=0)
     collector, world, _ = make(words, limits=limits, seconds=None)
     world.model = sleeping(CALL_S, Limiter(2))
     found = collect(run, collector, says(call("model"), ANSWER), slots=2, members=20)
@@ -93,7 +93,7 @@ def test_of_calls_side_by_side_the_longest_counts(run, words):
 
 def test_a_slow_expert_is_asked_again_alone_and_every_request_is_billed_once(run, words):
     """Before, the whole trajectory began again, and paid for all that it had done."""
-    collector, world, _ = make(words, seconds=None, limits=replace(LIMITS, wait_deadline_s=10.0, retries=1))
+    collector, world, _ = make(words, seconds=None, limits=replace(LIMITS, tool_deadline_s=10.0, retries=1))
     worst, asked = Usage("expert", cost_usd=1.0), []
 
     async def send():
