@@ -22,7 +22,7 @@ from orchestra_jax.config.choices import (
     Schedule,
     ToolFeature,
 )
-from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, several, text, within
+from orchestra_jax.config.ranges import LARGE, Settings, above, at_least, seconds, several, text, within
 from orchestra_jax.config.ranges import ConfigError as ConfigError
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.synthesis import SynthesisConfig
@@ -197,14 +197,19 @@ class WarmStartConfig(Settings):
 
 @dataclass(frozen=True)
 class EndpointConfig(Settings):
-    """The model that experiments/evaluate.py asks where `policy` is an address; its server's limits: tools.server."""
+    """The model that experiments/evaluate.py asks where `policy` is an address: its name there and its price here."""
 
     model: str | None = None  # its name at the endpoint
-    price: str | None = None  # its entry of pricing.name and conf/models.yaml; null: the one called as the model
+    price: str | None = None  # its entry of pricing.name; null: the one called as the model
     input: float | None = at_least(None, 0)  # instead of an entry: $ per million prompt tokens
     cached_input: float | None = at_least(None, 0)  # $ per million cached prompt tokens; null: as input
     output: float | None = at_least(None, 0)  # $ per million tokens of answers, reasoning included
     api_key_env: str | None = None  # environment variable with its key; null: it wants none
+    timeout_s: float = seconds(300.0)  # seconds for one request
+    retries: int = at_least(4, 0)  # further requests after a failed one
+    concurrency: int = at_least(32, 1)  # requests under way at once, of all processes together
+    requests_per_minute: float | None = above(None, 0)  # requests a minute of all processes together; null: no limit
+    max_tokens_field: str | None = None  # max_tokens or max_completion_tokens; null: as conf/models.yaml says
     extra: dict[str, Any] = field(default_factory=dict)  # further fields of the request, such as reasoning_effort
 
 

@@ -184,20 +184,19 @@ def make_endpoint(cfg: WorldConfig, url: str, prices: PriceList, processes: Proc
         asked: dict[str, Any] = {
             "max_tokens": limits.max_new_tokens,
             "context_tokens": max(limits.max_length, limits.max_new_tokens + 1),
-            "max_tokens_field": known.get("max_tokens_field", "max_tokens"),
+            "max_tokens_field": given.max_tokens_field or known.get("max_tokens_field", "max_tokens"),
             "temperature": known.get("temperature", 0.0),  # null: it takes none
         }
         share = processes or Processes()
-        server = cfg.tools.server
-        rate = server.requests_per_minute
+        rate = given.requests_per_minute
         expert = Expert(
             name=POLICY,
             model=model,
             base_url=url,
             api_key_env=given.api_key_env,
-            timeout_s=server.timeout_s,
-            retries=server.retries,
-            concurrency=share.share(server.concurrency),
+            timeout_s=given.timeout_s,
+            retries=given.retries,
+            concurrency=share.share(given.concurrency),
             requests_per_minute=None if rate is None else rate / share.count,
             extra=given.extra,
             **asked,

@@ -59,7 +59,7 @@ class Subject:
         if self.url is not None:
             asked, price = self.cfg.evaluation.endpoint, self.cfg.pricing
             costs = price.orchestrator_input, price.orchestrator_cached_input, price.orchestrator_output
-            return repr((self.url, asked.model, asked.extra, costs))
+            return repr((self.url, asked.model, asked.max_tokens_field, asked.extra, costs))
         folders = [hub.local(str(self.cfg.model.path), "model"), *([self.adapters] if self.adapters else [])]
         files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
         return repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])

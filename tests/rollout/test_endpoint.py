@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 
 from orchestra_jax.config.schema import ConfigError, EndpointConfig, EvaluationConfig, PricingConfig, RunConfig
-from orchestra_jax.config.tools import ExpertServer, ToolsConfig
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import POLICY, Price, PriceList
@@ -245,13 +244,9 @@ def test_its_price_is_an_entry_of_the_list_or_its_own_and_never_that_of_our_poli
 def test_what_the_model_takes_is_known_by_its_name(monkeypatch):
     prices = PriceList("p", "2026-01-01", "made up", {POLICY: Price()})
     monkeypatch.setenv("SOME_KEY", "secret")
-    server = ExpertServer(timeout_s=9.0, retries=1, concurrency=3)
     found = make_endpoint(
-        replace(cfg(api_key_env="SOME_KEY", extra={"reasoning_effort": "low"}), tools=ToolsConfig(server=server)),
-        "http://127.0.0.1:9/v1",
-        prices,
+        cfg(api_key_env="SOME_KEY", extra={"reasoning_effort": "low"}), "http://127.0.0.1:9/v1", prices
     )
-    assert (found.expert.timeout_s, found.expert.retries, found.expert.concurrency) == (9.0, 1, 3)
     assert (found.expert.temperature, found.expert.max_tokens_field) == (None, "max_completion_tokens")
     assert (found.expert.name, json.dumps(dict(found.expert.extra))) == (POLICY, '{"reasoning_effort": "low"}')
     for fields, words in (

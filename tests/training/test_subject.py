@@ -71,11 +71,12 @@ def test_weights_that_changed_are_another_policy(home: Path):
     assert named(home / "checkpoint").identity() != before
 
 
-def test_an_endpoint_is_its_model_its_price_and_what_it_is_asked_with():
+def test_an_endpoint_is_its_model_and_price_and_not_how_fast_it_is_asked():
     def identity(**endpoint) -> str:
         asked = {"model": "gpt-5", "input": 1.0, "output": 2.0} | endpoint
         return named("http://127.0.0.1:9/v1", **asked).identity()
 
+    assert identity(concurrency=3, timeout_s=9.0) == identity()
     assert (
         len({identity(), identity(model="o3"), identity(output=3.0), identity(extra={"reasoning_effort": "low"})}) == 4
     )
