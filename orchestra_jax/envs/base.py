@@ -79,7 +79,7 @@ class ToolEpisode(ABC):
     @property
     def prices(self) -> PriceList | None:
         """Price list of this instance; None: the run's."""
-        return self._executor.prices
+        return self._executor.shown
 
     async def step(self, call: ToolCall) -> ToolResult:
         return await self._executor.step(call)

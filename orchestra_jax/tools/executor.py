@@ -30,8 +30,8 @@ class ToolExecutor:
 
     Args:
         handlers: handlers by tool name; there may be more than the menu has.
-        prices: price list that the instance shows; None: a tool's own rows stay as they are.
-        paid: price list of the dollars in a tool's own rows; None: `prices`.
+        shown: price list that the instance shows; None: a tool's own rows stay as they are.
+        paid: price list of the dollars in a tool's own rows; None: `shown`.
 
     Raises:
         ValueError: a tool of the menu has no handler, or two tools share a name.
@@ -42,10 +42,10 @@ class ToolExecutor:
         tools: Sequence[ToolSpec],
         handlers: Mapping[str, ToolHandler],
         budget: Budget,
-        prices: PriceList | None = None,
+        shown: PriceList | None = None,
         paid: PriceList | None = None,
     ) -> None:
-        self.tools, self.prices = tuple(tools), prices
+        self.tools, self.shown = tuple(tools), shown
         self._specs = {spec.name: spec for spec in self.tools}
         self._handlers, self._budget, self._paid = handlers, budget, paid
         if len(self._specs) != len(self.tools):
@@ -60,14 +60,14 @@ class ToolExecutor:
             return ToolResult(said, is_error=True, refused=True)
         if (problem := validate_arguments(spec, call.arguments)) is not None:
             return ToolResult(problem, is_error=True, refused=True)
-        start, shown = worked(), partial(call_rows, shown=self.prices, paid=self._paid)
+        start, charged = worked(), partial(call_rows, shown=self.shown, paid=self._paid)
         free = replace(spec, price_usd=None)  # the price per call is of executed ones
         try:
             result = as_result(await self._handlers[call.name](call.arguments, self._budget))
         except (InfrastructureError, BudgetExceeded) as error:
-            rows = shown(free, error.usage, 0.0) if error.usage else ()
+            rows = charged(free, error.usage, 0.0) if error.usage else ()
             error.usage = tuple(replace(row, seconds=0.0) for row in rows)  # that time is not the trajectory's
             raise
         if result.refused and not result.usage:
             return result
-        return replace(result, usage=shown(free if result.refused else spec, result.usage, worked() - start))
+        return replace(result, usage=charged(free if result.refused else spec, result.usage, worked() - start))
