@@ -1,4 +1,4 @@
-"""The source of a step's trajectories where groups run ahead of it, or more are taken until enough have a gradient."""
+"""The source of a step's trajectories where rollouts run ahead of the learner, or a step is refilled with groups."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,13 +17,12 @@ from orchestra_jax.types import Task, Trajectory
 class StreamSource(RolloutSource):
     """Takes a step's groups from a `GroupStream`.
 
-    With rollout.max_staleness they are under way across updates. With rollout.oversample nothing is sampled
-    meanwhile: a group that is not whole when a step has enough keeps its finished turns, its tools go on, and
-    the next step continues it.
-
-    With algorithm.refill a step takes more groups of the stream, as many as it lacks at a time, until those that have a
-    gradient are as many as the step began with. Each process makes up for its own: its servers stay as busy as the
-    others' and its share of every minibatch stays as large, and nobody need know of the others' groups.
+    - rollout.max_staleness: groups go on during an update.
+    - rollout.oversample: during an update nothing is sampled, but tools go on. A group that is not whole when a step
+      has enough keeps its finished turns, and the next step continues it.
+    - algorithm.refill: a step takes as many further groups as it lacks, until it has algorithm.tasks_per_step groups
+      with a gradient, or refill allows no more. Each process refills its own share: all keep equally busy, and none
+      needs to know of the others' groups.
 
     Args:
         steps: steps of the run, beyond which no group begins; None: unknown.

@@ -31,11 +31,11 @@ _ENDED = ("stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn",
 
 
 class EndpointPolicy(ExpertClient):
-    """A `MessageEngine`.
+    """A `MessageEngine` whose model is behind an endpoint.
 
     Args:
-        expert: what to call, under the name of the ledger's rows.
-        prices: have an entry of that name.
+        expert: the model to call; its ledger rows bear the expert's name.
+        prices: price list with an entry of that name.
         replay: records and replays; it is closed with this.
     """
 

@@ -1,9 +1,10 @@
 """First turns that are not sampled: the tools of the menu in turn (`algorithm.enumerate_calls`).
 
-A group then compares every tool, however improbable it is for the policy. The log-probs of such a turn are those of the
-draw: `log(share of the group that has this call)` once, and 0 for its other tokens. The importance weight of the loss,
-exp(learner - rollout) over the sequence, is then the policy's probability of the call over that share, and the group's
-mean is the expectation under the policy. What follows the first call is sampled.
+A group then compares every tool, however improbable it is for the policy. What follows the first call is sampled.
+
+The first token of such a turn has the log-prob `log(share of the group that has this call)`, its other tokens have 0.
+So the importance weight of the loss, exp(learner - rollout) over the sequence, is the policy's probability of the call
+divided by that share, and the group's mean is the expectation under the policy.
 """
 
 import math
@@ -47,7 +48,7 @@ class FirstCallSpeaker(EngineSpeaker):
 
     Args:
         seed: its last number is the trajectory's place in its group; the others draw the order of the tools.
-        group_size: trajectories of the group. Of a menu with more tools each is as probable as the others.
+        group_size: trajectories of the group. On a menu with more tools than that, all tools are equally probable.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The tokenizer of a policy that has one, with the chat template that the run wants."""
+"""The tokenizer of a policy's folder, with the chat template that the run wants."""
 
 import copy
 from pathlib import Path

@@ -1,8 +1,8 @@
 """An engine that stands still between the rollouts of two steps (`rollout.oversample`).
 
-A turn that is being sampled when the rollouts end is given up, and sampled anew under the next weights and the same
-seed: every turn has the tokens of one version, and a long turn is not left out for being long. Finished turns
-stay, and tools and judges go on meanwhile.
+A turn that is being sampled when the rollouts end is given up. It is sampled again under the next weights, with the
+same seed. So all tokens of a turn are of one version, and long turns are not left out. Finished turns stay, and tools
+and judges go on during the pause.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from orchestra_jax.io.stopwatch import current, queued
 class PausingEngine:
     """Samples with another engine between `go_on` and `pause`; time at rest is not counted as work.
 
-    A session of the other engine ends with a pause, so that whoever uses that engine meanwhile finds it free. New
-    weights drop its cache in any case.
+    A pause ends the other engine's sessions, so that it is free for an evaluation. The next weights would drop their
+    cache anyway.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Prompts where the template renders the whole conversation again at every turn: every history but "keep"."""
+"""Prompts of every history but "keep": the template renders the whole conversation again at each turn."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Several processes: the rules by which a run divides among them, and their joint position in the tasks."""
+"""The division of a step's groups among several processes, and their joint position in the tasks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -70,7 +70,7 @@ def joint_position(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class TasksOfProcess:
-    """The tasks at some places of every batch; the state is that of the batches, the same in every process."""
+    """The tasks at this process's places of every batch. Its state is that of whole batches, alike in all processes."""
 
     def __init__(self, batches: TaskIterator, places: Sequence[int]) -> None:
         self._batches, self._places = batches, places

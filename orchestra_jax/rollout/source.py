@@ -1,6 +1,8 @@
-"""The source of a step's trajectories: collected within the step, or by a stream that runs ahead of it (`ahead`).
+"""The source of a step's trajectories, which collects them within the step.
 
-Of several processes each collects its own groups of every batch, under the seeds that they have in the whole.
+`ahead.StreamSource` takes its place where rollouts run ahead of the learner (rollout.max_staleness), or where a step
+takes more groups until enough have a gradient (algorithm.refill). With several processes each collects its own groups
+of every batch, under the seeds that they have in the whole batch.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -20,13 +22,14 @@ from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.speakers import EngineSpeaker
 from orchestra_jax.types import OutOfTime, ReplayMiss, Task, Trajectory
 
-Teaching = Callable[[Sequence[Trajectory]], Bool[np.ndarray, " G"]]  # which groups of a step have a gradient
+Teaching = Callable[[Sequence[Trajectory]], Bool[np.ndarray, " G"]]  # which groups are informative: have a gradient
 
 
 class RolloutSource:
     """Hands out the trajectories of one step after another.
 
-    Every step collects its own batch: nothing runs during an update, and the run is reproducible.
+    Every step collects its own batch: nothing runs during an update, and the run is reproducible. A trajectory that
+    failed (`Status.FAILED`) is not rolled out again: it has no part in its group.
 
     Args:
         tasks: batches of algorithm.tasks_per_step.

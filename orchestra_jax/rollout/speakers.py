@@ -1,7 +1,7 @@
-"""The policy in one trajectory: what takes its turns.
+"""Speakers, which take the turns of the policy in one trajectory.
 
-The player of an episode knows turns, calls, results and ledger rows; a speaker knows what a turn is made of, the exact
-ids for the learner or no tokens at all. `rollout.messages` has the one for a policy that answers with whole messages.
+`EngineSpeaker` samples exact ids for the learner, `ScriptSpeaker` writes a script's words as ids, `SilentSpeaker` has
+no tokens, and `messages.MessageSpeaker` whole messages. Calls and ledger are the business of `episode.EpisodePlayer`.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ class Opening:
 
 
 class TokenSpeaker(Speaker):
-    """Speaks in tokens, which go on untouched; a subclass says where they come from."""
+    """Speaks in token ids, which are kept as they are; a subclass makes them."""
 
     def __init__(self, opening: Opening) -> None:
         self.opening, self._chat = opening, opening.chat

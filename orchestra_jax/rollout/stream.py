@@ -1,10 +1,11 @@
-"""Groups of rollouts that go on while the learner updates, and how old their tokens may be.
+"""Groups of rollouts that go on while the learner updates, and the bound on the age of their tokens.
 
-With `max_staleness` N a step begins with N + 1 steps' groups under way and takes the first of them to end: a group has
-the time of N + 1 steps, and what is not taken runs on during the update. A step waits for groups that would be too old
-for the next one, and for those that had to begin again: losing slow tasks would favour short ones. A step may take more
-groups afterwards; as many begin for them, so that what runs ahead stays as much and gets no older. `ahead` may
-say how many groups are under way beyond those of a step.
+With `max_staleness` N the groups of N + 1 steps are under way when a step begins. The step takes the groups that end
+first, and the others go on during the update: a group has the time of N + 1 steps.
+
+A step waits for groups that would be too old for the next one, and for groups that had to begin again. To lose them
+would favour short tasks. Where a step takes further groups (algorithm.refill), as many new ones begin, so that the
+number of groups ahead stays the same and they get no older.
 """
 
 import asyncio
@@ -23,6 +24,8 @@ Roll = Callable[[int, Task, Budget], Awaitable[list[Trajectory]]]
 
 @dataclass
 class _Group:
+    """A group under way, and the weight version under which it began."""
+
     index: int
     version: int
     job: "asyncio.Task[list[Trajectory]]"
@@ -30,7 +33,7 @@ class _Group:
 
 @dataclass
 class _Batch:
-    """A batch of tasks that is not used up, or comes after one that is not.
+    """A batch of tasks that is not used up, or that follows such a batch.
 
     Attributes:
         state: position of the stream before it.
