@@ -1,4 +1,4 @@
-"""Log-probs and entropies of a micro-batch's sampled tokens, from the model's layout of rows to that of the loss."""
+"""Run the model on a micro-batch's rows, and return log-probs and entropies in the layout of the loss."""
 
 from typing import TYPE_CHECKING
 

@@ -54,7 +54,7 @@ def sequences(trajectory: Trajectory, advantage: float, number: int = 0) -> list
 
 @dataclass(frozen=True, order=True)
 class BatchShape:
-    """Shape of the part of a micro-batch that one batch shard holds; the update is compiled for each."""
+    """Shape of the part of a `MicroBatch` that one batch shard holds; the update is compiled for each shape."""
 
     rows: int  # B / S
     length: int  # T
@@ -106,11 +106,11 @@ class BatchShape:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MicroBatch:
-    """One fixed-shape piece of a batch, in two layouts and S equal parts, one for each batch shard of the mesh.
+    """One fixed-shape piece of a batch, in the layouts of the model and of the loss.
 
-    The model runs B rows of T tokens over G shared prefixes of at most P tokens; a row holds one sequence, several of
+    The model runs B rows of T tokens over G shared prefixes of at most P tokens. A row holds one sequence, several of
     the same tokens, or several of different ones (packed). The loss sees N sequences of L tokens; unpacked, L is T.
-    Every array's first axis is split into S parts; indices count within a part, so that no token leaves its device.
+    Every array's first axis has S parts, one a batch shard; indices count within a part: no token leaves its device.
 
     Attributes:
         prefix, prefix_lengths: shared prefixes, padded; P is 0 when nothing is shared.
@@ -183,11 +183,11 @@ class MicroShapes:
     """The shapes of micro-batches without packing; each is compiled when it is first needed.
 
     Attributes:
-        tokens: tokens of a micro-batch on each batch shard, shared prefixes not counted: a width w gives tokens // w
-            rows, at least one, or of the last width an eighth of them where few are left over or few share a prefix.
+        tokens: tokens of a micro-batch on each batch shard, shared prefixes not counted. Of width w it has tokens // w
+            rows, at least one; of the last width an eighth of them where few rows are left over or share a prefix.
         widths: row widths, ascending; the last must hold the longest row.
         prefix_widths: widths of the shared prefix; empty switches sharing off.
-        rows_per_prefix: at least one prefix slot for so many rows.
+        rows_per_prefix: number of rows for which a micro-batch has one prefix slot; it has at least one.
         response_fractions: shares of a micro-batch's tokens that may be sampled ones, ascending; only so many positions
             are projected onto the vocabulary.
         sequences_per_row: a micro-batch has room for so many times its rows, since sequences of the same tokens share

@@ -1,4 +1,4 @@
-"""An optimizer whose moments are stored in bf16, and its steps on parameters that are."""
+"""An optimizer whose moments are stored in bf16, and stochastic rounding of steps on bf16 parameters."""
 
 from typing import Any, NamedTuple
 

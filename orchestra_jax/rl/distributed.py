@@ -1,4 +1,4 @@
-"""Micro-batches for a mesh: parts for its batch shards, its arrays, and what several processes agree on before."""
+"""Lay micro-batches out on a mesh: a part for each batch shard, shapes that all processes share, global arrays."""
 
 import dataclasses
 import itertools

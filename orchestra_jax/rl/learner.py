@@ -1,7 +1,7 @@
 """The update: log-probs of rows, gradients of a loss over micro-batches, and the optimizer step, compiled.
 
-Micro-batches are weighted by tokens (or sequences) of the whole batch, so accumulating them equals one large batch.
-`rl.mesh_learner` does the same on a mesh of devices, of one or several processes.
+The loss of every micro-batch is divided by a figure of the whole batch, such as all its tokens (`Learner._normaliser`),
+so that their gradients add up to those of one large batch. `rl.mesh_learner` does the same on a mesh of devices.
 """
 
 import dataclasses
@@ -195,8 +195,9 @@ class Learner:
 
         The policy term and the KL are divided as `LossConfig.aggregation` says for their rows, the entropy bonus by
         tokens. Where the gradient of a trajectory is a sum over its tokens (loss "sequence"), both are also divided by
-        the mean number of tokens, so that the gradient's norm does not grow with length. A "constant" that the config
-        leaves open is sequences * sampled tokens of the longest of them, which no padding changes.
+        the mean number of tokens, so that the gradient's norm does not grow with length. The aggregation "constant"
+        divides by `LossConfig.constant`, which `rl.setup.learner_config` fills in for a run; a learner without one
+        takes sequences * sampled tokens of the longest of them.
 
         Returns:
             The new state, and metrics: those of `policy_loss` with loss, entropy, grad_norm and update_norm;

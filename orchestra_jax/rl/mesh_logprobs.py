@@ -1,4 +1,4 @@
-"""Log-probs where parameters are bf16, cast, or split over a mesh, and rows lie in parts for its batch shards."""
+"""The parts of log-probs that fp32 on one device does not need: casts to bf16, split parameters, rows in shards."""
 
 import dataclasses
 from collections.abc import Callable

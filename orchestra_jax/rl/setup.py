@@ -1,4 +1,4 @@
-"""The parts of the update that settings describe: mesh, rewards of a step, micro-batches, learners."""
+"""Make the parts of the update from the settings: mesh, rewards of a step, micro-batches, learners."""
 
 import functools
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def adapters(cfg: LoraConfig) -> "LoRA | None":
 def reward_groups(
     arrays: GroupArrays, reward: RewardConfig, advantage: AdvantageConfig
 ) -> tuple[Float[Array, "G N"], Float[Array, "G N"], Bool[Array, " G"]]:
-    """Return rewards (Eq. 2), advantages (Eq. 3 and the filters) and which groups are kept."""
+    """Return rewards (Eq. 2), advantages (Eq. 3 and the filters), and which groups have a gradient."""
     given: Any = arrays  # traced: its fields are jax arrays here
     tools = given.preference.shape[1] - 3
     scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
@@ -216,6 +216,6 @@ def _learner(
 
 
 def _logits_at_once(model: DecoderConfig, mesh: Mesh | None) -> dict[str, Any]:
-    """Return all ids of some tokens; on a CPU with a large vocabulary some ids of all tokens, which its cache holds."""
+    """Return which logits exist at once: of 2048 tokens and all ids, or all tokens and 512 ids, for a CPU's cache."""
     by_block = mesh is None and jax.default_backend() == "cpu" and model.vocab_size > 4096
     return {"vocab_block": 512} if by_block else {"chunk": 2048}

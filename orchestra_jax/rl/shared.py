@@ -1,6 +1,7 @@
-"""Sequences that begin alike: forks of one trajectory, and members of a group behind their prompt.
+"""Pack sequences that begin alike, so that the beginning is in the row once.
 
-Laid out one after another, each continues the one before it: of a token that both have, only the first is in the row.
+Forks of one trajectory begin alike, and so do the members of a group, which have one prompt. They are laid out one
+after another: a sequence leaves out the tokens that it has in common with the one before.
 """
 
 import dataclasses

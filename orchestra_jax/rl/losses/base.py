@@ -59,8 +59,8 @@ class Loss:
     Attributes:
         tokens: the function.
         aggregation: way from token losses to one number where `LossConfig.aggregation` is None.
-        sequence_ratio: whether the ratio is over a whole sequence. Its log sums (or averages) that of every token, so
-            it would sum the engine's rounding too: `old` must be the learner's own (`recomputes_old`).
+        sequence_ratio: whether the ratio is over a whole sequence. It would collect the engine's rounding of every
+            token, so `old` must be the learner's own (`recomputes_old`).
         sums_tokens: whether a trajectory's gradient is a sum over its tokens and not a mean. Its KL is summed likewise,
             and the learner divides both by the mean length, so that neither outgrows the other or `max_grad_norm`.
     """
