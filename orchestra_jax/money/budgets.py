@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BudgetExceeded(Exception):  # noqa: N818  named like the fact it states
-    """The next call could cost more than is left, so it was not made.
+    """Raised instead of a call that could cost more than is left.
 
     Attributes:
         scope: name of the budget that refused.
@@ -65,7 +65,7 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Exact dollars, tokens and calls: an amount that was added can be taken away again without a rest."""
+    """Exact dollars, tokens and calls: what is added and taken away again leaves no rounding error."""
 
     usd: Fraction = Fraction(0)
     tokens: int = 0

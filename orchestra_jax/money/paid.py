@@ -77,6 +77,9 @@ class PaidCalls:
     repeats a call that failed `rollout.limits.retries` times, so a call of a trajectory makes at most (retries + 1) x
     (rollout.limits.retries + 1) requests.
 
+    A request that is overdue is not repeated here: the call fails at once, and the request goes on. Its cost is settled
+    in the budgets when it ends, and its answer goes into the record, for whoever repeats the call.
+
     Args:
         limiter: limits of the provider.
         replay: the record; None: calls are neither recorded nor replayed.

@@ -2,10 +2,9 @@
 
 A call has two prices. It is *paid* by the list `pricing.name`: budgets count these dollars. An instance *shows* a list
 of its own, which may be drawn (`pricing.randomise`): the ledger of a trajectory and its reward count these. A third
-kind is fixed: a tool whose menu states a price per call costs that, whatever the lists say.
-
-`PriceList.priced` turns the tokens and seconds of a call into a ledger row; `call_rows` and `policy_row` say by which
-list. `price_book` loads and draws the lists, and `tools.catalogue` writes the shown prices into the menu.
+kind is fixed: a tool whose menu states a price per call costs that, whatever the lists say. `PriceList.priced` turns
+the tokens and seconds of a call into a ledger row; `call_rows` and `policy_row` say by which list. `price_book` draws
+the shown list, and `tools.catalogue` writes its prices into the menu.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Record and replay of outside calls: what was paid for once is kept by content and answered at no cost later.
+"""Record and replay of outside calls: an answer that was paid for is kept, and the same request gets it for nothing.
 
 A replayed call gives the recorded value and usage, so cost, latency and reward are those of the recorded run. A row is
 on disk when `call` returns; killing the process loses none. `records` reads and merges the files.

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass
 class ToolContext:
-    """The material of a run's tools: its settings, the price list that is paid, and the record of calls."""
+    """The settings of a run, its paid price list and its record of calls, from which its tools are made."""
 
     cfg: WorldConfig
     prices: PriceList
@@ -129,6 +129,9 @@ def tool(
     The first paragraph of its docstring describes the tool, "Args:" its arguments, and their annotations make the JSON
     schema: str, int, float, bool, Literal, list, dict, "X | None". An argument with a default may be left out. One that
     is annotated `Budget` is filled in with the trajectory's and not shown. The function returns text or a `ToolResult`.
+
+    `ToolExecutor` charges the price of every executed call. All tools have the deadline rollout.limits.tool_deadline_s;
+    a function may raise TimeoutError before. The call is then tried again, as after any infrastructure failure.
 
     A ValueError is the policy's doing, such as a bad argument: its text is the observation. An OSError (connections and
     time-outs are such) or InfrastructureError makes the sample invalid. Everything else is a bug and ends the run.

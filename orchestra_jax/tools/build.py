@@ -1,4 +1,4 @@
-"""Makes the tools of a run from its configuration, and tells what they lack.
+"""Make the tools of a run from its configuration, and tell what they lack.
 
 Experts, judge and MCP servers are plug-ins: they are imported only when a configuration names them.
 """
@@ -37,7 +37,7 @@ class RunTools:
     """The tools of a run.
 
     Attributes:
-        evaluation: the same for evaluation: its own tools, and prices as they are in pricing.name.
+        evaluation: catalogue of evaluation: the tools of tools.evaluation, at the prices of pricing.name, undrawn.
         judge: judge of answers; None where they are only matched.
     """
 

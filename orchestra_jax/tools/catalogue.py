@@ -4,7 +4,7 @@
 evaluation: the functions `search`, `enhance_reasoning` and `answer`, each with a choice of models. `none` is an empty
 menu: the policy answers by itself.
 
-An instance is drawn from a seed alone, and its record, which goes into the task, says what every name stands for.
+An instance is drawn from a seed alone. Its record goes into the task and says what every name of the menu stands for.
 """
 
 import hashlib

@@ -24,7 +24,7 @@ def as_result(answer: ToolResult | str) -> ToolResult:
 
 
 class ToolExecutor:
-    """Validates, executes and charges the calls of one episode; `money.prices.call_rows` has the rule of charging.
+    """Validates, executes and charges the calls of one episode; the price is by `money.prices.call_rows`.
 
     A call that was refused (see `ToolResult`) costs what its rows say: nothing, as a rule.
 

@@ -1,4 +1,4 @@
-"""The check of a tool before it is offered to a policy."""
+"""Check a tool's name, description, price and schema before it is offered to a policy."""
 
 import math
 import re
