@@ -130,7 +130,7 @@ class Baseline:
     """A script as a policy.
 
     Attributes:
-        silent: nobody speaks its words: they are no tokens and cost nothing, only its calls do.
+        silent: whether its words are no tokens and cost nothing, so that only its calls cost.
     """
 
     name: str
@@ -149,10 +149,10 @@ class OfferedExpert:
 class Environment(ABC):
     """Tasks and episodes, and what the episodes share: sandboxes, indices, connections.
 
-    It is made with the configuration of the run as its one argument. The class methods are asked before that.
+    A run makes it with its configuration as the only argument, and calls the class methods before that.
     """
 
-    silent_baselines: bool = False  # nobody speaks the words of its baselines: they are no tokens, only calls cost
+    silent_baselines: bool = False  # True: the words of its baselines are no tokens and cost nothing
     rival: tuple[str, str] | None = None  # the baseline of a run's verdict (`evaluation.verdict`), and its last line
 
     @classmethod

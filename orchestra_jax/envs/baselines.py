@@ -2,7 +2,7 @@
 
 `do_nothing` gives the empty answer; where a user waits for words, the environment has one of that name that speaks.
 `random` calls one tool of the menu at random and answers with what it says. `expert/NAME` asks that model the question,
-and its answer is the answer; where a menu does not offer it there is none.
+and its answer is the answer; a menu without that model has no such baseline.
 
 `cheapest_first` asks the menu's models in the order of their prices. It ends with the first answer that two of them
 agree on; one that is empty, an error or unsure ("I don't know") counts for nothing. Where no two agree, the answer is

@@ -1,7 +1,7 @@
-"""Menus of worlds: a domain's own tools, and beside them experts and tools of the run's catalogue with prices (§3.3).
+"""Menus of worlds with databases: a domain's own tools, and beside them priced experts and tools (§3.3).
 
-The domain's tools are free and instant: only the policy's own tokens cost something. `tools=none` offers nothing beside
-them. A preference is about tools with a price, so its weights name none of the domain's tools.
+The latter are drawn by `tools.catalogue`, which has the run's tools and prices; `tools=none` offers none of them.
+The domain's tools are free and instant. A preference is about tools with a price, so it weighs no tool of the domain.
 """
 
 from collections.abc import Mapping, Sequence

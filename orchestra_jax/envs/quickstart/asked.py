@@ -1,7 +1,7 @@
-"""Questions that a user asks in the quickstart's world, read back into what the world knows of them.
+"""Read a user's question as one of the quickstart world's own, with its steps and its answer.
 
-The simulated experts answer only what they were made for: sums with results below 100, facts about the world's people
-and their bosses, and who is older. The policy has a word for each of them and no other.
+The simulated experts answer only such questions: sums with results below 100, facts about the world's people and their
+bosses, and who is older. The policy knows no other words.
 """
 
 import re

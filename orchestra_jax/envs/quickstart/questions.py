@@ -17,8 +17,8 @@ class QuickstartQuestion:
     """A question before it is posed under a menu and a preference.
 
     Attributes:
-        steps: steps to the answer. In families without a tool that takes words, demonstrated calls teach copying with
-            them all the same, for which arithmetic and lookups alone are too rare.
+        steps: steps to the answer, with the words that a demonstrated call copies. Families whose tools need no words
+            have them too: copying is learned from many calls, and those of arithmetic and lookups are too few.
         distractors: plausible wrong answers.
     """
 

@@ -3,7 +3,7 @@
 `+experiment=new_tools`: a line of the menu begins with the step that a tool does, and whether it runs here
 (`lookup local blue-helper 3 40`). Training shows half of the tools under names drawn for that menu, and demonstrations
 compare tools that can do the next step. The benchmark `unseen_tools` shows three tools under names that no training
-has; what is held out else has the usual names.
+has. All other held-out tasks have the usual names.
 """
 
 import re
@@ -64,7 +64,7 @@ class RenamedWorld(QuickstartWorld):
 
 
 class RenamedQuickstart(QuickstartEnvironment):
-    """The quickstart with tools whose names say nothing, and demonstrations that read in the menu what they can do."""
+    """The quickstart with tools whose names say nothing; its demonstrations read in the menu what a tool can do."""
 
     def __init__(self, cfg: WorldConfig) -> None:
         super().__init__(cfg)

@@ -1,7 +1,8 @@
 """The quickstart's world with the questions of a served log to train on (`+experiment=served path=LOG`).
 
-Each line of the log has a question, what the user wished, and the right answer by the users' feedback, which alone says
-what is rewarded. Tools and simulated experts are asked again, for nothing. What is held out is the world's own.
+Each line of the log has a question, the user's wish, and the right answer by the users' feedback, which alone decides
+the reward. The policy answers anew, and tools and simulated experts are asked again, for nothing. The held-out tasks
+are the world's own. `serving.kept` trains on the tokens that a server sampled instead.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Benchmarks of the quickstart world beyond its own: every preference, and tools and prices that no training sees.
 
-Each asks the same evaluation.swap_questions questions with full menus; the name of a part ends in the kind of
-preference.
+Each asks the same questions with full menus, as many as evaluation.swap_questions. The name of a part ends in the kind
+of preference.
 """
 
 from collections.abc import Callable, Mapping, Sequence
