@@ -7,11 +7,11 @@ from jaxtyping import Array, Float
 
 
 class AdaptedDense(nn.Dense):
-    """Multiplication by a matrix, and what some have beside it.
+    """Multiplies by a matrix that may have a bias or adapters.
 
-    A bias has the value of `nn.Dense`, and a gradient that is summed over tokens in fp32: a sum in bf16 grows no more
-    at 256 times its terms. Beside a merged matrix (`models.lora.attach`) the leaves lora_a and lora_b get the gradient
-    of (x @ lora_a) @ lora_b, which adds 0 to the value, and x that of the kernel.
+    The gradient of a bias is summed over tokens in fp32, since a bf16 sum stops growing at 256 times its terms.
+    Adapters are merged into the kernel already (`models.lora.attach`), so (x @ lora_a) @ lora_b adds 0 to the value.
+    It only gives lora_a and lora_b their gradient; the gradient of x is the kernel's.
     """
 
     @nn.compact

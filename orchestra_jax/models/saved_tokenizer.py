@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face directory as it is."""
+"""Load the tokenizer of a Hugging Face folder, unchanged."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,11 +1,10 @@
 """A tiny word-level tokenizer with Qwen3's special tokens; `models.saved_tokenizer` loads others.
 
-It is for models of a few million parameters, which learn to *copy*: a name or an expression from
-the question into the JSON of a tool call. Copying is easy only if the copy has the same tokens as the original, and
-with a plain splitter it has not: " Alice" stands after a space in the sentence and "Alice" after a quote in the JSON.
-A space token of its own would make them equal, but doubles the length and puts the same token between all words.
-So the vocabulary holds **one form of every word and number, the one with a leading space**, and where the text has no
-space there stands a glue mark (U+2060) that eats it again on decoding:
+It is for models of a few million parameters, which learn to copy a name or an expression from the question into the
+JSON of a tool call. Copying is easy only if the copy has the same tokens. With a plain splitter it has not: " Alice"
+stands after a space in the sentence, "Alice" after a quote in the JSON. A space token of its own would double the
+length. So the vocabulary holds **one form of every word and number, the one with a leading space**. Where the text has
+no space, a glue mark (U+2060) stands before it, which removes the space on decoding:
 
     What is 37 * 4?      ->  " What" " is" " 37" " *" " 4" "?"
     {"code": "37 * 4"}   ->  {"code": "<glue>   " 37" " *" " 4"   "}

@@ -1,4 +1,4 @@
-"""A large vocabulary in blocks, of which only one has logits at a time."""
+"""Fold a function over a large vocabulary in blocks, so that the logits of one block exist at a time."""
 
 from collections.abc import Callable
 from typing import Any

@@ -57,8 +57,8 @@ class DiskWeightSync:
         config: of the parameters.
         folder: where the folders lie; every server sees it under this path. None: a temporary folder in shared memory,
             if all servers are on this host.
-        dtype: that the servers compute in; the weights are cast to it where they lie, before they travel. None: they
-            keep their own.
+        dtype: dtype that the servers compute in; in a run `RolloutConfig.serving_dtype`. The weights are cast to it
+            where they lie, before they travel. None: they keep their own.
     """
 
     def __init__(self, config: DecoderConfig, folder: str | Path | None = None, *, dtype: str | None = None) -> None:

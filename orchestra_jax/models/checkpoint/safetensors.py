@@ -2,7 +2,8 @@
 
 A folder holds `config.json` and either `model.safetensors` or `model-0000x-of-0000y.safetensors` with
 `model.safetensors.index.json`. Threads write files side by side while the next one is gathered. This needs host memory
-for five files of `max_shard_bytes` (or for tensors that are bigger), and none for what lies there as the file has it.
+for five files of `max_shard_bytes` (or for tensors that are bigger). A tensor that is in host memory already, in the
+file's dtype and layout, needs none.
 """
 
 import functools
