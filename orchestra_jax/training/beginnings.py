@@ -1,4 +1,4 @@
-"""Rows of a warm start whose demonstrations say how often each call should come first."""
+"""Rows of a warm start whose demonstrations give shares of first calls (`Demonstrations.beginnings`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,14 +1,15 @@
 """Checkpoints of everything a run needs to continue: arrays through Orbax, the rest as JSON beside them.
 
-A resumed run ends bit for bit like one that was not stopped (on a CPU, with the embedded engine). This rests on the
-following. A checkpoint holds the parameters, the optimizer state with its step count, and the reference of the KL
-(arrays; the frozen base of LoRA is read again), and the phase, the step, the version of the engine's weights, the
-figures for the summary, the seconds, the config and the position in the tasks (JSON). The position is grain's cursor
-or, if groups run ahead, also the groups that were used: what was under way is sampled again. No random state is saved:
-every key and seed is derived from the config's seed and the number of the phase, step, group and member. The money that
-was spent is in a journal of its own (`money.run_budget`), trajectories of evaluations are kept in files by the
-fingerprint of the weights, and files of steps after the checkpoint are removed at the start. A config that would change
-the run is refused.
+A resumed run ends bit for bit like one that was not stopped (on a CPU, with the embedded engine), because:
+
+- Arrays in a checkpoint: parameters, optimizer state with its step count, the KL's reference. LoRA's base is read anew.
+- JSON in it: phase, step, version of the engine's weights, figures for the summary, seconds, config, position in the
+  tasks: grain's cursor and, if groups run ahead, the groups that were used. Those under way are sampled again.
+- No random state is saved: every key and seed is derived from the config's seed and the number of the phase, step,
+  group and member.
+- Spent money is in the run's bill (`money.journal`). Trajectories of evaluations are in files, by the fingerprint of
+  the weights. Files of steps after the checkpoint are removed at the start.
+- A config that would change the run is refused.
 """
 
 import logging

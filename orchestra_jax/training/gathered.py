@@ -1,4 +1,4 @@
-"""The policy of a run of several processes, whole in the host memory of each."""
+"""Gather the policy of a run of several processes, whole, for the engine of each."""
 
 from typing import Any
 

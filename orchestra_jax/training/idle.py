@@ -14,7 +14,7 @@ _BESIDE = ("time/score", "time/update", "time/save", "time/other")  # the server
 
 
 class WatchedEngine:
-    """Notes when the engine has a generation under way; in all else it is the engine itself."""
+    """Notes when a generation is under way; everything else goes to the engine that it holds."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._open = engine, 0

@@ -13,7 +13,7 @@ from orchestra_jax.types import Trajectory
 
 
 class GroupRewards:
-    """Computes rewards and advantages of whole groups, however many, in parts of `per_step` groups.
+    """Computes rewards and advantages of any number of groups, `per_step` at a time, by `rl.setup.reward_groups`.
 
     So nothing is compiled anew, and a group's figures are the same to the bit whatever was collected after it.
 

@@ -12,7 +12,7 @@ _Handler = Callable[[int, FrameType | None], Any]
 
 
 class Interrupted(Exception):  # noqa: N818  an event, no error
-    """The user stopped the run; everything is saved."""
+    """The run was stopped by a signal; its last finished step is saved."""
 
 
 class CleanInterrupt:
@@ -21,8 +21,8 @@ class CleanInterrupt:
     Outside the main thread (a notebook's or sweep's worker) it changes nothing.
 
     Args:
-        grace_s: seconds after the first signal until `late` is called, in a thread of its own.
-        late: function that ends a step which takes too long.
+        grace_s: seconds after the first signal until `late` is called, in a thread of its own (checkpoint.grace_s).
+        late: function that gives up a step which takes too long; the run continues from the step before.
 
     Attributes:
         asked: whether a signal came.
