@@ -149,7 +149,8 @@ class OfferedExpert:
 class Environment(ABC):
     """Tasks and episodes, and what the episodes share: sandboxes, indices, connections.
 
-    A run makes it with its configuration as the only argument, and calls the class methods before that.
+    A run makes it with its configuration as the only argument, and calls the class methods before that. It may
+    also have `rollout_source`, a subclass of `RolloutSource` that hands out trajectories of its own.
     """
 
     silent_baselines: bool = False  # True: the words of its baselines are no tokens and cost nothing

@@ -137,7 +137,7 @@ def policy_row(row: Usage, shown: PriceList, measured: float, seconds_per_token:
 
 
 def _as_shown(row: Usage, shown: PriceList, paid: PriceList) -> Usage:
-    """Return a paid row at the instance's price. What was not billed stays free, and what the list lacks as it is."""
+    """Return a paid row at the instance's price. One that was not billed, or is not listed, keeps its dollars."""
     if row.name not in shown.entries or (row.estimated and row.price_list == shown.id):  # as reserved
         return replace(row, price_list=shown.id)
     if row.price_list and row.cost_usd == 0 < paid.priced(row).cost_usd:

@@ -80,12 +80,12 @@ def _common(one: Int[np.ndarray, " n"], other: Int[np.ndarray, " m"]) -> int:
 
 
 def sharing(shapes: PackShapes) -> PackShapes:
-    """Return shapes whose rows have what sequences begin with once."""
+    """Return the shapes with `pack_shared` as their packer."""
     return dataclasses.replace(shapes, packer=pack_shared)
 
 
 def pack_shared(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBatch]:
-    """Do what `packing.pack` does, with what sequences begin with in common once in a row."""
+    """Pack sequences as `packing.pack` does, with a common beginning once in a row."""
     found = families(sequences, shapes.row_length, row_sequences(shapes))
     sizes = [room(max(each.length, each.sampled), len(each.members), shapes) for each in found]
     parts = bin_parts(sizes, shapes)
@@ -93,7 +93,7 @@ def pack_shared(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[
 
 
 def _packed(sequences: Sequence[TokenSequence], rows: Sequence[Sequence[Family]], shapes: PackShapes) -> MicroBatch:
-    """Return the micro-batch of some rows, each a list of families: what a family begins with is laid out once."""
+    """Return the micro-batch of some rows, each a list of families; the beginning of a family is laid out once."""
     lengths = [len(sequence.tokens) for sequence in sequences]
     found = sum(sum(sequences[number].sampled) for row in rows for family in row for number, _ in family.members)
     in_pieces = [_pieces(row, lengths, shapes) for row in rows]
@@ -133,7 +133,7 @@ def row_sequences(shapes: PackShapes) -> int:
 
 
 def room(length: int, count: int, shapes: PackShapes) -> int:
-    """Return the tokens of a row that a family takes, or more: what its sequences take of `row_sequences`."""
+    """Return the tokens of a row that a family takes, by its tokens or by its sequences, whichever is more."""
     return max(length, math.ceil(count * shapes.row_length / row_sequences(shapes)))
 
 

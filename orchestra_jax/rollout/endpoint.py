@@ -137,7 +137,7 @@ class EndpointPolicy(ExpertClient):
 
 
 def endpoint_pricing(cfg: WorldConfig) -> PricingConfig:
-    """pricing.* with what the endpoint's tokens cost: prices of its own, or an entry of the price list.
+    """Return pricing.* with the price of the endpoint's tokens: its own settings, or an entry of the price list.
 
     Raises:
         ConfigError: neither is there.

@@ -66,7 +66,7 @@ def message_speakers(
     seed: Sequence[int],
     members: Sequence[tuple[int, int]],
 ) -> "list[MessageSpeaker]":
-    """Return a speaker for each (group, member). Greedy, the same request is the same call, whichever group asks."""
+    """Return a speaker for each (group, member). At temperature 0 equal requests of several groups are one call."""
     samples = [(*seed, *place) if temperature else place[1:] for place in members]
     return [MessageSpeaker(engine, limits, temperature, sample) for sample in samples]
 

@@ -49,7 +49,7 @@ class StepCost:
 
 
 def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
-    """Return the dollars of a step, or None if no expert is called: there is none, or what was said is kept.
+    """Return the dollars of a step, or None if no expert is called: none is named, or kept trajectories are trained on.
 
     Assumes that each trajectory makes plan.calls calls of one expert, and one of the judge.
     """

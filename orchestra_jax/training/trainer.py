@@ -307,8 +307,8 @@ class Trainer:
     def evaluate(self, when: str) -> dict[str, Any]:
         """Return figures of the current weights, by benchmark; none with evaluation.questions=0.
 
-        Trajectories that an earlier process of this run has kept of the same evaluation of the same weights, equal to
-        the bit, are not sampled again.
+        Trajectories that an earlier process of this run has kept of this evaluation are not sampled again, if the
+        weights are the same to the bit.
         """
         if not self.evaluator.benchmarks:
             return {}

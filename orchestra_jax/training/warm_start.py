@@ -146,7 +146,7 @@ def demonstration_shapes(
     response_fractions: tuple[float, ...],
     shards: int = 1,
 ) -> PackShapes:
-    """Return packed rows of one to two longest demonstrations; a batch of mean length fills whole micro-batches.
+    """Return shapes whose rows hold one to two of the longest demonstrations; a mean batch fills whole micro-batches.
 
     Args:
         micro_tokens: most tokens of a micro-batch on one batch shard, unless a demonstration has more.

@@ -124,7 +124,7 @@ class QuickstartWorld:
         full: bool = False,
         short: bool = False,
     ) -> tuple[ToolSpec, ...]:
-        """Draw those of `tools` that do steps of these kinds and some of the others (all; one), at these prices."""
+        """Draw the `tools` that do steps of these kinds, and others (`full`: all, `short`: one), at these prices."""
         needed = [name for name in tools if any(name in RIVALS[kind] for kind in kinds)]
         rest = [name for name in tools if name not in needed]
         extra = rng.permutation(rest)[: 1 if short else int(rng.integers(1, len(rest) + 1))].tolist()
