@@ -1,8 +1,7 @@
 """The source of a step's trajectories, which collects them within the step.
 
-`ahead.StreamSource` takes its place where rollouts run ahead of the learner (rollout.max_staleness), or where a step
-takes more groups until enough have a gradient (algorithm.refill). With several processes each collects its own groups
-of every batch, under the seeds that they have in the whole batch.
+`ahead.StreamSource` takes its place where rollouts run ahead (rollout.max_staleness) or a step is refilled
+(algorithm.refill). Each process collects its own groups, under the seeds that they have in the whole batch.
 """
 
 from collections.abc import Callable, Coroutine, Sequence

@@ -130,11 +130,9 @@ def tool(
     schema: str, int, float, bool, Literal, list, dict, "X | None". An argument with a default may be left out. One that
     is annotated `Budget` is filled in with the trajectory's and not shown. The function returns text or a `ToolResult`.
 
-    `ToolExecutor` charges the price of every executed call. All tools have the deadline rollout.limits.tool_deadline_s;
-    a function may raise TimeoutError before. The call is then tried again, as after any infrastructure failure.
-
-    A ValueError is the policy's doing, such as a bad argument: its text is the observation. An OSError (connections and
-    time-outs are such) or InfrastructureError makes the sample invalid. Everything else is a bug and ends the run.
+    A ValueError is the policy's doing, such as a bad argument: its text is the observation. After an OSError (time-outs
+    are such), an InfrastructureError, or the deadline of all tools (rollout.limits.tool_deadline_s), the call is tried
+    again, and in the end the sample is invalid. Everything else is a bug and ends the run.
 
     Examples:
         >>> @tool(price_usd=0.01)
@@ -151,7 +149,7 @@ def tool(
 
     Args:
         name: name of the tool; the function's own by default.
-        price_usd: dollars per call if the price list has no entry of this name; 0 is free.
+        price_usd: dollars of each executed call if the price list has no entry of this name; `ToolExecutor` charges it.
         latency_s: seconds per call that the menu shows and the reward counts; None: measured.
         local: True if it runs on the user's own machine.
 

@@ -8,8 +8,7 @@ A resumed run ends bit for bit like one that was not stopped (on a CPU, with the
 - No random state is saved: every key and seed is derived from the config's seed and the number of the phase, step,
   group and member.
 - Spent money is in the run's bill (`money.journal`). Trajectories of evaluations are in files, by the fingerprint of
-  the weights. Files of steps after the checkpoint are removed at the start.
-- A config that would change the run is refused.
+  the weights. Later steps' files are removed at the start, and a config that would change the run is refused.
 """
 
 import logging
