@@ -1,4 +1,7 @@
-"""Feedback on answers, and the log of what was asked, in the form that training reads."""
+"""Feedback on answers, and the log of what was asked, in the form that training reads.
+
+`serving.kept` trains on the answers of the database; `envs.quickstart.served` on the log that `served write` leaves.
+"""
 
 import asyncio
 import contextlib

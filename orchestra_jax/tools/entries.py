@@ -13,6 +13,7 @@ from orchestra_jax.tools.base import Tool
 from orchestra_jax.tools.catalogue import Entry
 from orchestra_jax.tools.executor import ToolHandler, as_result
 from orchestra_jax.tools.relay import RELAY
+from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.types import InfrastructureError, ToolResult, Usage
 
 OUT_OF_BUDGET = "This task's budget does not allow the call, so it was not made. Go on with what is known."
@@ -39,8 +40,13 @@ def relay_entry() -> Entry:
 
 
 def plain_entry(tool: Tool, prices: PriceList, replay: Replay) -> Entry:
-    """Return the entry of a plain tool, charged by the price list if that names it, else by its own price per call."""
+    """Return the entry of a plain tool, charged by the price list if that names it, else by its own price per call.
+
+    Raises:
+        ValueError: see `check_spec`.
+    """
     spec = tool.spec
+    check_spec(spec)
     listed = tool.listed and (spec.price_usd is None or spec.name in prices.entries)
     if listed:
         spec = replace(spec, price_usd=None, latency_s=None)

@@ -8,7 +8,9 @@ import pytest
 
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList, call_rows
-from orchestra_jax.tools.base import FunctionTool, tool, unreachable
+from orchestra_jax.money.replay import Replay
+from orchestra_jax.tools.base import FunctionTool, Tool, tool, unreachable
+from orchestra_jax.tools.entries import plain_entry
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
 
@@ -96,6 +98,27 @@ def test_what_cannot_be_a_tool_is_refused():
         tool(starred)
     with pytest.raises(TypeError, match="must be an async function"):
         tool(plain)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"name": "a b!"}, "must be 1 to 64 letters"),
+        ({"description": " "}, "no description"),
+        ({"price_usd": -1.0}, "must be finite and not negative"),
+    ],
+)
+def test_a_subclass_with_a_spec_that_cannot_be_offered_is_refused(figures: dict[str, Any], said: str):
+    parameters = {"type": "object", "properties": {}, "required": []}
+
+    class Own(Tool):
+        spec = ToolSpec(**{"name": "own", "description": "Does it.", "parameters": parameters} | figures)
+
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(ValueError, match=said):
+        plain_entry(Own(), PriceList("p", "2026-01-01", "", {}), Replay(None))
 
 
 def test_errors_are_of_three_kinds():
