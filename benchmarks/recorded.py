@@ -8,6 +8,7 @@ random, the best mix of single models, and guarded nearest neighbours.
 """
 
 import argparse
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the split")
     parser.add_argument("--executed", type=float, default=0.97, help="share of CRUX that running the code answers")
     parser.add_argument(
+        "--among", nargs="+", default=(), metavar="MODEL", help="also every rule that asks one of these for each kind"
+    )
+    parser.add_argument(
         "--against", type=Path, metavar="RUN", help="a run's folder with an evaluation; all else is its own"
     )
     parser.add_argument("--benchmark", default="held_out", help="of the run, in the names of its files of trajectories")
@@ -51,6 +55,13 @@ def main() -> None:
         table["hand: mini, code run"] = by_family(some, prices, one, given.executed, "crux")
         two = {**one, "math-l5": SONNET}
         table["hand: mini, code run, sonnet for MATH"] = by_family(some, prices, two, given.executed, "crux")
+    if unknown := sorted(set(given.among) - set(some.models)):
+        sys.exit(f"--among names {unknown[0]}; the table has {', '.join(some.models)}.")
+    kinds = sorted({asked.family for asked in some.questions.values()} - {"crux"})
+    for models in itertools.product(given.among, repeat=len(kinds)):
+        rule = dict(zip(kinds, models, strict=True))
+        name = "; ".join(f"{model} for {kind}" for kind, model in rule.items())
+        table[f"code run; {name}"] = by_family(some, prices, rule, given.executed, "crux")
     print(f"{len(some.questions)} questions, {len(some.models)} models, prices {prices.id}")
     for name, figure in sorted(table.items(), key=lambda pair: -pair[1].accuracy):
         print(f"{name:45} {100 * figure.accuracy:6.2f} %  {figure.cents:8.4f} cents")
