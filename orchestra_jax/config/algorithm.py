@@ -112,14 +112,14 @@ class OptimizerConfig(Settings):
             orthogonalises the matrices of layers; embeddings, head, norm scales and biases get Adam beside it.
         adam_learning_rate: peak value of the Adam beside muon; None for `learning_rate`. Muon moves a weight of an
             [n, m] matrix by about learning_rate / sqrt(n), Adam by the whole rate, so a smaller one is wanted.
-        schedule: "linear" and "cosine" fall to `final_fraction` of the peak at the last step.
+        schedule: "linear" and "cosine" fall to `final_fraction` of the peak after the last step.
     """
 
     learning_rate: float = above(1e-6, 0)  # peak value
     name: OptimizerName = OptimizerName.adamw
-    warmup_steps: int = at_least(0, 0)  # optimizer steps of the linear warm-up from 0
+    warmup_steps: int = at_least(0, 0)  # optimizer steps of the linear warm-up, from peak / warmup_steps
     schedule: Schedule = Schedule.constant
-    final_fraction: float = within(0.1, 0, 1)  # share of the peak left at the last step; no effect on a constant rate
+    final_fraction: float = within(0.1, 0, 1)  # share of the peak left in the end; no effect on a constant rate
     weight_decay: float = at_least(0.0, 0)  # decoupled, times the learning rate; 0 for none
     b1: float = within(0.9, 0, 1)  # decay of the first moment
     b2: float = within(0.95, 0, 1)  # decay of the second moment
