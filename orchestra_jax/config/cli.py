@@ -139,7 +139,7 @@ def schema() -> DictConfig:
 
 
 def of_this_version(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return recorded settings without those that the schema has no more, and these as "key=value"."""
+    """Return recorded settings without those that this version does not have, and the latter as "key=value"."""
     gone = list[str]()
 
     def kept(settings: Any, node: Any, above: str) -> Any:

@@ -38,7 +38,7 @@ class ServerOptions(Settings):
 
     python: str | None = None  # interpreter of the environment that SGLang is installed in
     device: Device = Device.cuda  # cpu: for tests
-    gpus: list[list[int]] = several(low=0)  # of each server, by number; empty: one server, with those it finds
+    gpus: list[list[int]] = several(low=0)  # GPUs of each server, by number; empty: one server, on those it finds
     share_gpus: bool = False  # on the trainer's GPUs, in turns: they release their memory for every update
     flags: list[str] = field(default_factory=list)  # further flags of sglang.launch_server
     ready_s: float = seconds(600.0)  # seconds to load

@@ -277,7 +277,7 @@ class PaidCalls:
         """Raise the worst case of all further calls if a bill was above it."""
         billed, most = (each.prompt_tokens + each.completion_tokens for each in (row, worst))
         over = max(row.cost_usd / worst.cost_usd if worst.cost_usd else 1.0, billed / most if most else 1.0)
-        if row.estimated and over <= 1 + 1e-9:  # no bill of the provider: it says nothing good about it
+        if row.estimated and over <= 1 + 1e-9:  # our own count cannot show that a bill keeps to it
             return
         self._doubted = over > 1 + 1e-9  # rounding
         if self._doubted:

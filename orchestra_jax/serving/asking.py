@@ -32,7 +32,7 @@ from orchestra_jax.types import (
 )
 
 REQUEST = "request"  # name of a request's budget
-OWN_LIMITS = {REQUEST: "max_usd", "tokens": "max_tokens"}  # a request's limits by the scope of what they raise
+OWN_LIMITS = {REQUEST: "max_usd", "tokens": "max_tokens"}  # limits of a request, by their BudgetExceeded.scope
 _PASSED = "passed on"  # what stands for the answer where the caller's tools are called
 
 

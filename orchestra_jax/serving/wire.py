@@ -120,7 +120,7 @@ def _check_field(key: str, value: Any) -> None:
     known = _DEFAULTS.get(key, ())
     if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known):
         allowed = "".join(f", or give {json.dumps(each)}" for each in known)
-        raise unsupported(key, "it belongs into orchestra" if key in _ORCHESTRA else f"leave it out{allowed}")
+        raise unsupported(key, "it belongs in the field orchestra" if key in _ORCHESTRA else f"leave it out{allowed}")
 
 
 def _wish(
