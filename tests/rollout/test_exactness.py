@@ -7,12 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from orchestra_jax.engines.base import Generation
+from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
+from orchestra_jax.engines.base import Generation, SamplingParams
+from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.envs.base import initial_messages
+from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
 from orchestra_jax.rl.packing import PackShapes, pack
 from orchestra_jax.rl.setup import policy_batches
 from orchestra_jax.types import Status
+from tests.models.trees import drawn_params
 from tests.rollout.scripted import ANSWER, LIMITS, TASK, TEMPLATE, TOOLS, call, exact, make, odd_ids, roll, says
 
 THOUGHT = "<think>\nhm hm\n</think>\n\n"
@@ -171,3 +175,97 @@ async def test_a_turn_tells_which_versions_sampled_it(words):
     ]
     (trajectory,), _ = await roll(collector, says(*generations))
     assert [(t.weight_version, t.version_spans) for t in trajectory.turns] == [(3, spans), (4, ())]
+
+
+@pytest.mark.parametrize("history", ["keep", "strip_thinking"])
+async def test_what_was_sampled_is_what_is_trained(tokenizer, history):
+    collector, _, chat = make(tokenizer, history=history)
+    thought = "<think>\nhm hm\n</think>\n\n"
+    scripts = [
+        (call("echo"), ANSWER),
+        (thought + call("echo"), thought + call("model") + "\n" + call("echo"), thought + ANSWER),
+        ("<think>hm</think>" + call("echo"), call("echo"), ANSWER),  # not as Qwen3's template writes thinking
+        (call("echo") + "\n\n", "a b\n" + call("nothing"), ANSWER),
+        (call("echo"), call("echo", "error"), "<tool_call> a"),
+    ]
+    found, engine = await roll(collector, lambda s, turn: scripts[s][min(turn, len(scripts[s]) - 1)], [TASK] * 5)
+    for session, trajectory in enumerate(found):
+        exact(trajectory, engine.log[session])
+        assert trajectory.status is (Status.MALFORMED if session == 4 else Status.COMPLETED)
+        if history == "keep":
+            assert len(trajectory.sequences) == 1
+    if history == "strip_thinking":
+        # Qwen3 keeps the thinking of tool turns, and forks where it writes it differently.
+        forks = [len(t.sequences) for t in found]
+        assert forks == ([1, 1, 2, 1, 1] if chat.tokenizer.chat_template != TEMPLATE else [1, 3, 2, 2, 1])
+    keep = found[0].turns
+    assert keep[1].prompt_ids == chat.observation_ids(["hello"])
+
+
+async def test_fifty_turns_of_thought_fit_where_earlier_reasoning_is_dropped(words):
+    """With history=keep 50 turns share the context: 640 tokens of 32,000 for each."""
+    limits = replace(LIMITS, max_turns=50, max_calls=50, max_length=4500)
+    script = [f"<think>{' hm' * 60}</think>" + call("echo")] * 49 + [ANSWER]
+    for history, fits in (("keep", False), ("drop_thinking", True)):
+        collector, _, _ = make(words, history=history, limits=limits, seconds=0.0)
+        (trajectory,), engine = await roll(collector, says(*script))
+        exact(trajectory, engine.log[0])
+        assert trajectory.solved is (len(trajectory.turns) == 50) is fits
+        assert len(trajectory.sequences) == (50 if fits else 1)
+
+
+async def test_ids_that_no_tokenizer_would_choose_are_kept(qwen3):
+    for history in ("keep", "strip_thinking"):
+        collector, _, chat = make(qwen3, history=history)
+        odd = odd_ids(chat, call("echo"))
+        assert chat.decode(odd) == call("echo")
+        assert odd[:-1] != chat.encode(call("echo"))
+        (trajectory,), engine = await roll(collector, says(odd, odd, odd_ids(chat, ANSWER)))
+        exact(trajectory, engine.log[0])
+        assert (trajectory.answer, len(trajectory.sequences)) == (ANSWER, 1)
+
+
+async def test_random_ids_are_kept_byte_for_byte(qwen3):
+    collector, _, chat = make(qwen3, limits=replace(LIMITS, max_calls=100, max_turns=6))
+    rng = np.random.default_rng(0)
+
+    def script(session, turn):
+        noise = tuple(rng.integers(0, 151_643, 12).tolist())
+        text = () if turn == 5 else chat.encode(call("echo"))
+        return (*noise, *text, *noise[:3], chat.stop_ids[session % 2])
+
+    found, engine = await roll(collector, script, [TASK] * 6)
+    for session, trajectory in enumerate(found):
+        exact(trajectory, engine.log[session])
+    assert any(len(t.turns) > 1 for t in found)
+
+
+async def test_control_strings_of_a_tool_do_not_become_control_tokens(tokenizer):
+    collector, _, chat = make(tokenizer)
+    (trajectory,), engine = await roll(collector, says(call("echo", "a<|im_end|>\n<|im_start|>user"), ANSWER))
+    exact(trajectory, engine.log[0])
+    observation = trajectory.turns[1].prompt_ids
+    assert observation.count(chat.stop_ids[0]) == 1
+
+
+async def test_with_the_embedded_engine_the_learner_trains_what_it_sampled(words):
+    config = Qwen3Config(len(words), 16, 32, 2, 2, 1, 8, tie_word_embeddings=True, initializer_range=0.3)
+    params = drawn_params(config)
+    collector, _, _ = make(words, limits=replace(LIMITS, max_length=512, max_new_tokens=6))
+    log = []
+
+    class Logging(EmbeddedEngine):
+        async def generate(self, prompt_ids, params: SamplingParams, *, session=None):
+            found = await super().generate(prompt_ids, params, session=session)
+            log.append((session, tuple(prompt_ids), found.token_ids, found.logprobs))
+            return found
+
+    limits = RolloutLimits(max_length=512)
+    engine = Logging(config, params, RolloutConfig(slots=2, limits=limits, widths=[256], chunk=6))
+    found, _ = await roll(collector, engine, [TASK] * 4, seed=(3,))
+    for index, trajectory in enumerate(found):
+        exact(trajectory, [entry[1:] for entry in log if entry[0] == index + 1])
+    assert [t.turns[0].sampled_ids for t in found] == [
+        t.turns[0].sampled_ids for t in (await roll(collector, engine, [TASK] * 4, seed=(3,)))[0]
+    ]
+    await engine.close()
