@@ -1,4 +1,4 @@
-"""Rewards and advantages are compiled once for a run, whatever the menus of its batches."""
+"""The parts of the update as settings describe them: rewards by hand and in one program, shapes, KL, rates."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from orchestra_jax.config.algorithm import AlgorithmConfig
+from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.rollout import RolloutConfig
-from orchestra_jax.config.schema import WarmStartConfig
+from orchestra_jax.config.schema import RewardConfig, RunConfig, WarmStartConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.rl import setup
-from orchestra_jax.rl.groups import group_arrays
+from orchestra_jax.rl.groups import GroupArrays, group_arrays
 from orchestra_jax.types import Task
+from tests.rl.test_advantages import brute_force_advantages
+from tests.rl.test_rewards import brute_force_reward
 from tests.training.test_trainer import config
 
 from .trajectories import MODEL, trajectory, turn
@@ -58,6 +60,64 @@ async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path, monk
     await environment.close()
 
 
+def brute_force(cfg: RunConfig, a: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Eq. 2 and 3 with the filters, one member after the other."""
+    counts, advantage = a.tool_counts, cfg.algorithm.advantage
+    share = counts / np.maximum(1, counts.sum(-1, keepdims=True))
+    tools = {"count": counts, "used": counts > 0, "share": share}[cfg.reward.tool_feature]
+    rest = np.stack([a.solved, -(a.cost_usd**cfg.reward.cost_power), -a.latency_s], axis=-1)
+    scale = [cfg.reward.tools] * tools.shape[-1] + [cfg.reward.outcome, cfg.reward.compute, cfg.reward.latency]
+    features = np.concatenate([tools, rest], axis=-1)
+    rewards = brute_force_reward(
+        features, a.preference * scale, a.solved, a.completed, a.tool_mask, cfg.reward.normalize_outcome
+    )
+    members = a.completed if advantage.invalid == "drop" else ~a.failed
+    advantages = brute_force_advantages(rewards, members, advantage.min_std, clip=advantage.clip)
+    return rewards, advantages, advantages.any(axis=-1)
+
+
+def hand_made() -> GroupArrays:
+    """Three groups of five: everything happens in the first, the second is all right, the third all wrong."""
+    counts = np.array(
+        [
+            [[1, 0, 0], [0, 2, 0], [1, 1, 0], [0, 1, 0], [0, 0, 0]],
+            [[1, 0, 0], [0, 1, 0], [0, 0, 3], [0, 1, 1], [1, 0, 0]],
+            [[1, 0, 0]] * 5,
+        ],
+        np.float32,
+    )
+    yes, no = True, False
+    return GroupArrays(
+        tool_counts=counts,
+        solved=np.array([[yes, yes, no, no, no], [yes] * 5, [no] * 5]),
+        completed=np.array([[yes, yes, yes, no, no], [yes] * 5, [yes, yes, no, yes, yes]]),
+        failed=np.array([[no, no, no, no, yes], [no] * 5, [no] * 5]),
+        cost_usd=np.array([[0.01, 0.08, 0.02, 9.0, 50.0], [0.0, 0.1, 0.2, 0.1, 0.0], [0.1] * 5], np.float32),
+        latency_s=np.array([[3, 9, 4, 99, 999], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]], np.float32),
+        preference=np.array([[0.4, 0, 0, 0.5, 0.25, 0.25], [0, 0.3, 0.9, 0.5, 0.5, 0], [0, 0, 0, 1, 0, 0]], np.float32),
+        tool_mask=np.array([[yes, yes, no, yes, yes, yes], [yes] * 6, [yes] * 6]),
+    )
+
+
+@pytest.mark.parametrize("invalid", ["drop", "zero_reward"])
+@pytest.mark.parametrize(
+    "reward",
+    [
+        RewardConfig(tool_feature="share"),
+        RewardConfig(tool_feature="count", normalize_outcome=False),
+        RewardConfig(outcome=0.5, compute=0.25, latency=0.0, tools=0.75, tool_feature="used"),
+        RewardConfig(cost_power=0.5),
+    ],
+    ids=["share", "outcome as it is", "multipliers", "root of the cost"],
+)
+def test_reward_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
+    advantage = AdvantageConfig(invalid=invalid, clip=1.25)
+    cfg = replace(RunConfig(), reward=reward, algorithm=AlgorithmConfig(advantage=advantage))
+    rewarded = setup.reward_groups(hand_made(), cfg.reward, advantage)
+    for found, expected in zip(rewarded, brute_force(cfg, hand_made()), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_micro_batch_has_a_prompt_for_each_group_of_its_rows(tmp_path: Path):
     cfg = config(tmp_path)
     width = cfg.algorithm.row_widths[0]
@@ -74,6 +134,9 @@ def test_a_micro_batch_has_a_prompt_for_each_group_of_its_rows(tmp_path: Path):
 def test_the_kl_fades_and_without_a_fade_it_begins_at_its_end(fade: float, expected: list[float]):
     algorithm = AlgorithmConfig(kl_fade=fade, kl_final=0.2)
     assert [setup.kl_scale(algorithm, step, 4) for step in range(4)] == pytest.approx(expected)
+    assert [setup.kl_scale(algorithm, step, 8) for step in range(0, 8, 2)] == pytest.approx(expected)
+    assert setup.kl_scale(AlgorithmConfig(), 7, 8) == 1.0
+    assert setup.kl_scale(AlgorithmConfig(kl_final=0.0, kl_fade=0.0), 1, 8) == 0.0
 
 
 def test_the_rate_falls_over_all_optimizer_steps_of_a_run(monkeypatch: pytest.MonkeyPatch):

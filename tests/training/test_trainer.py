@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -18,16 +17,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.compose import compose
-from orchestra_jax.config.schema import ConfigError, RewardConfig, RunConfig
+from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
 from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.processes.lock import alone_in
-from orchestra_jax.rl.groups import GroupArrays
-from orchestra_jax.rl.setup import kl_scale, reward_groups
 from orchestra_jax.training import evaluate as evaluating
 from orchestra_jax.training import main, rewards
 from orchestra_jax.training.checkpoint_names import newest_checkpoint
@@ -37,8 +33,6 @@ from orchestra_jax.training.loggers.pages import pages_of
 from orchestra_jax.training.main import run
 from orchestra_jax.types import Usage
 from tests.models.trees import assert_same
-from tests.rl.test_advantages import brute_force_advantages
-from tests.rl.test_rewards import brute_force_reward
 from tests.training.micro import score_by_index
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -401,75 +395,6 @@ def test_a_folder_in_which_another_run_is_at_work_is_refused_before_anything_is_
         (line,) = complaints(capsys.readouterr().err)
         assert line.startswith(f"Another run is at work in '{folder}' (host ")
         assert f"process {os.getpid()}" in line
-
-
-# --- rewards and advantages ------------------------------------------------------------------------------------------
-
-
-def brute_force(cfg: RunConfig, a: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Eq. 2 and 3 with the filters, one member after the other."""
-    counts, advantage = a.tool_counts, cfg.algorithm.advantage
-    share = counts / np.maximum(1, counts.sum(-1, keepdims=True))
-    tools = {"count": counts, "used": counts > 0, "share": share}[cfg.reward.tool_feature]
-    rest = np.stack([a.solved, -(a.cost_usd**cfg.reward.cost_power), -a.latency_s], axis=-1)
-    scale = [cfg.reward.tools] * tools.shape[-1] + [cfg.reward.outcome, cfg.reward.compute, cfg.reward.latency]
-    features = np.concatenate([tools, rest], axis=-1)
-    rewards = brute_force_reward(
-        features, a.preference * scale, a.solved, a.completed, a.tool_mask, cfg.reward.normalize_outcome
-    )
-    members = a.completed if advantage.invalid == "drop" else ~a.failed
-    advantages = brute_force_advantages(rewards, members, advantage.min_std, clip=advantage.clip)
-    return rewards, advantages, advantages.any(axis=-1)
-
-
-def hand_made() -> GroupArrays:
-    """Three groups of five: everything happens in the first, the second is all right, the third all wrong."""
-    counts = np.array(
-        [
-            [[1, 0, 0], [0, 2, 0], [1, 1, 0], [0, 1, 0], [0, 0, 0]],
-            [[1, 0, 0], [0, 1, 0], [0, 0, 3], [0, 1, 1], [1, 0, 0]],
-            [[1, 0, 0]] * 5,
-        ],
-        np.float32,
-    )
-    yes, no = True, False
-    return GroupArrays(
-        tool_counts=counts,
-        solved=np.array([[yes, yes, no, no, no], [yes] * 5, [no] * 5]),
-        completed=np.array([[yes, yes, yes, no, no], [yes] * 5, [yes, yes, no, yes, yes]]),
-        failed=np.array([[no, no, no, no, yes], [no] * 5, [no] * 5]),
-        cost_usd=np.array([[0.01, 0.08, 0.02, 9.0, 50.0], [0.0, 0.1, 0.2, 0.1, 0.0], [0.1] * 5], np.float32),
-        latency_s=np.array([[3, 9, 4, 99, 999], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]], np.float32),
-        preference=np.array([[0.4, 0, 0, 0.5, 0.25, 0.25], [0, 0.3, 0.9, 0.5, 0.5, 0], [0, 0, 0, 1, 0, 0]], np.float32),
-        tool_mask=np.array([[yes, yes, no, yes, yes, yes], [yes] * 6, [yes] * 6]),
-    )
-
-
-@pytest.mark.parametrize("invalid", ["drop", "zero_reward"])
-@pytest.mark.parametrize(
-    "reward",
-    [
-        RewardConfig(tool_feature="share"),
-        RewardConfig(tool_feature="count", normalize_outcome=False),
-        RewardConfig(outcome=0.5, compute=0.25, latency=0.0, tools=0.75, tool_feature="used"),
-        RewardConfig(cost_power=0.5),
-    ],
-    ids=["share", "outcome as it is", "multipliers", "root of the cost"],
-)
-def test_reward_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
-    advantage = AdvantageConfig(invalid=invalid, clip=1.25)
-    cfg = replace(RunConfig(), reward=reward, algorithm=AlgorithmConfig(advantage=advantage))
-    for found, expected in zip(
-        reward_groups(hand_made(), cfg.reward, cfg.algorithm.advantage), brute_force(cfg, hand_made()), strict=True
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_pull_to_the_reference_falls_linearly_and_stays_where_it_ends():
-    algorithm = AlgorithmConfig(kl_final=0.2, kl_fade=0.5)
-    assert [kl_scale(algorithm, step, 8) for step in (0, 1, 2, 4, 7)] == pytest.approx([1.0, 0.8, 0.6, 0.2, 0.2])
-    assert kl_scale(AlgorithmConfig(), 7, 8) == 1.0
-    assert kl_scale(AlgorithmConfig(kl_final=0.0, kl_fade=0.0), 1, 8) == 0.0
 
 
 @pytest.mark.slow
