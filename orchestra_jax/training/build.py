@@ -19,6 +19,7 @@ from orchestra_jax.envs.registry import environment_class
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
+from orchestra_jax.models.copying_heads import with_copying_heads
 from orchestra_jax.models.decoder import abstract_params, init_params
 from orchestra_jax.models.families import preset_config, run_settings
 from orchestra_jax.money import run_budget as spending
@@ -124,12 +125,18 @@ def make_policy(cfg: RunConfig, chat: ChatFormat, mesh: Mesh | None = None) -> t
 
 
 def _random_params(config: DecoderConfig, key: PRNGKeyArray, mesh: Mesh | None) -> Params:
-    if mesh is None:
-        return init_params(config, key)
-    from orchestra_jax.models.sharding import MeshSharding
+    def random(key: PRNGKeyArray) -> Params:
+        params = init_params(config, key)
+        if not config.tie_word_embeddings:  # to a head of its own an embedding is no logit
+            return params
+        return with_copying_heads(params, config, jax.random.fold_in(key, 1))
 
-    shardings = MeshSharding(mesh).params(abstract_params(config), config.axes)
-    return cast(Params, jax.jit(init_params, static_argnums=0, out_shardings=shardings)(config, key))
+    shardings = None
+    if mesh is not None:
+        from orchestra_jax.models.sharding import MeshSharding
+
+        shardings = MeshSharding(mesh).params(abstract_params(config), config.axes)
+    return cast(Params, jax.jit(random, out_shardings=shardings)(key))
 
 
 def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat | None) -> Collector:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from orchestra_jax.config.choices import History
@@ -16,7 +17,9 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.quickstart.environment import PAIRED_KINDS
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.models import checkpoint, saved_tokenizer
+from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
+from orchestra_jax.models.sharding import make_mesh
 from orchestra_jax.models.tokenizer import UNKNOWN
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
@@ -65,6 +68,19 @@ def test_quickstart_parts_fit_together(tmp_path: Path):
     assert model.vocab_size == len(chat.tokenizer)
     assert any(model.vocab_size in leaf.shape for leaf in jax.tree.leaves(params))
     asyncio.run(environment.close())
+
+
+@pytest.mark.parametrize("overrides", [(), ("model.preset=reader",), ("model.scan_layers=true",)])
+def test_random_weights_are_the_same_on_a_mesh(tmp_path: Path, overrides: tuple[str, ...]):
+    cfg = config(tmp_path, *overrides)
+    chat = make_chat(cfg)
+    model, alone = make_policy(cfg, chat)
+    meshed = make_policy(cfg, chat, make_mesh(fsdp=4, tensor=2))[1]
+    assert any(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves(meshed))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8), alone, meshed)
+    plain = init_params(model, jax.random.key(cfg.seed))
+    copies = [bool((a != b).any()) for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(plain), strict=True)]
+    assert any(copies) == (cfg.model.preset != "reader")  # a head of its own makes no token of what a head writes
 
 
 @pytest.mark.parametrize(
