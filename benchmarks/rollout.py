@@ -61,7 +61,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.parsing import render_call
-from orchestra_jax.rollout.watchdog import describe
+from orchestra_jax.rollout.watchdog import Watchdog, describe
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolSpec, Trajectory
 
@@ -233,7 +233,7 @@ async def _measure(args: argparse.Namespace, folder: Path, console: Console) -> 
     limits = RolloutLimits(args.turns, args.turns, work.longest, args.new, retries=0, deadline_s=ROUND_SECONDS)
     collector = Collector(
         Echo(), work.chat, limits, price_files.from_config(PRICES),
-        on_slow=lambda waiting: console.print(describe(waiting)),
+        watchdog=Watchdog(lambda slow: console.print(describe(slow))),
     )  # fmt: skip
     calling, tokens = CallingEngine(engine, work.call_ids), args.trajectories * args.turns * args.new
     rounds: dict[str, list[dict[str, float]]] = {key: [] for key in CLIENTS}

@@ -18,7 +18,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.episode import EpisodePlayer, PlayerSettings
 from orchestra_jax.rollout.speakers import EngineSpeaker, Opening, ScriptSpeaker, SilentSpeaker, Speaker
-from orchestra_jax.rollout.watchdog import Waiting, Watchdog
+from orchestra_jax.rollout.watchdog import Watchdog
 from orchestra_jax.types import OutOfTime, Task, Trajectory
 
 if TYPE_CHECKING:  # loaded when such an engine is there
@@ -34,7 +34,7 @@ class Collector:
         prices: what the policy's tokens cost where an episode has no price list of its own.
         seconds_per_token: simulated seconds per sampled token; None: the wall clock.
         allowance: budget of one trajectory for calls.
-        on_slow, slow_after_s: see `Watchdog`; `watchdog.describe` makes one line of what is slow.
+        watchdog: tells of long waits; None: one that only lists them.
     """
 
     def __init__(
@@ -46,11 +46,10 @@ class Collector:
         *,
         seconds_per_token: float | None = None,
         allowance: Limits | None = None,
-        on_slow: Callable[[list[Waiting]], None] | None = None,
-        slow_after_s: float = 60.0,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.environment, self.chat, self.limits = environment, chat, limits
-        self.watchdog = Watchdog(on_slow, slow_after_s)
+        self.watchdog = watchdog or Watchdog()
         self.settings = PlayerSettings(environment, limits, prices, seconds_per_token, self.watchdog, allowance)
         self._under_way: set[asyncio.Future[list[Trajectory]]] = set()
         self._given_up: OutOfTime | None = None

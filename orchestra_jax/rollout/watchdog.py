@@ -33,7 +33,8 @@ class Watchdog:
     """Keeps a list of waits, and calls back when one of them takes long. No thread: a timer of the event loop.
 
     Args:
-        on_slow: called with the slow waits, longest first; None: no timer. The loop logs what it raises.
+        on_slow: called with the slow waits, longest first (`describe` makes one line of them); None: no timer. The loop
+            logs what it raises.
         slow_after_s: seconds after which a wait is slow, and between two calls of `on_slow`.
     """
 

@@ -30,7 +30,7 @@ from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.source import RolloutSource
-from orchestra_jax.rollout.watchdog import describe
+from orchestra_jax.rollout.watchdog import Watchdog, describe
 from orchestra_jax.training.checkpoint_names import in_bucket
 
 
@@ -148,7 +148,7 @@ def make_collector(cfg: RunConfig, environment: Environment, chat: ChatFormat | 
         paid_prices(cfg.pricing),
         seconds_per_token=cfg.pricing.orchestrator_seconds_per_token,
         allowance=spending.limits(cfg.budget, "trajectory"),
-        on_slow=lambda waiting: print(describe(waiting), file=sys.stderr, flush=True),
+        watchdog=Watchdog(lambda slow: print(describe(slow), file=sys.stderr, flush=True)),
     )
 
 

@@ -124,12 +124,8 @@ def test_the_collector_says_what_each_trajectory_waits_for_longest_first(run, wo
 
 def test_slow_waits_are_told_again_and_again_but_not_more_often(run, words):
     told = []
-    collector, _, _ = make(
-        words,
-        limits=replace(LIMITS, deadline_s=200, retries=0),
-        on_slow=lambda slow: told.append((asyncio.get_running_loop().time(), [str(wait) for wait in slow])),
-        slow_after_s=60,
-    )
+    dog = Watchdog(lambda slow: told.append((asyncio.get_running_loop().time(), [str(wait) for wait in slow])))
+    collector, _, _ = make(words, limits=replace(LIMITS, deadline_s=200, retries=0), watchdog=dog)
     scripts = [(HANG,), (call("echo", "slow"), HANG), (call("echo", "slow"), ANSWER)]
     roll(run, collector, lambda session, turn: scripts[session][turn], group_size=3)
     first, second = "group 0 member 0: engine turn 1 for {} s", "group 0 member 1: engine turn 2 for {} s"
@@ -143,7 +139,7 @@ def test_slow_waits_are_told_again_and_again_but_not_more_often(run, words):
 
 def test_what_ends_in_time_is_not_told_and_leaves_no_timer(run, words):
     told = []
-    collector, _, _ = make(words, on_slow=told.append, slow_after_s=0.015)
+    collector, _, _ = make(words, watchdog=Watchdog(told.append, 0.015))
     for _ in range(2):  # each on a loop of its own
         (trajectory,), _ = roll(run, collector, says(*[call("echo", "slow")] * 3, ANSWER))
         assert trajectory.solved
@@ -170,7 +166,8 @@ def test_a_report_that_fails_does_not_stop_the_run(run, words):
         calls.append(slow)
         raise OSError("disk full")
 
-    collector, _, chat = make(words, on_slow=on_slow, slow_after_s=1, limits=replace(LIMITS, deadline_s=2.5, retries=0))
+    limits = replace(LIMITS, deadline_s=2.5, retries=0)
+    collector, _, chat = make(words, watchdog=Watchdog(on_slow, 1), limits=limits)
     engine = FakeEngine(chat, says(HANG))
 
     async def main():
