@@ -203,16 +203,16 @@ class EpisodePlayer:
         Raises:
             InfrastructureError: of the last attempt; too late is no answer, not a wrong one.
         """
-        name = f"{what} turn {self.turn}"
         for attempt in itertools.count():
             watch = Stopwatch(min(deadline_s or self.limits.deadline_s, self.limits.deadline_s))
             try:
                 with self.settings.watchdog.watch(self.group, self.member, self.turn, what):
                     return await watch.run(begin(attempt)), watch.seconds
             except TimeoutError as error:
-                words = f"{name} timed out: {error}" if str(error) else f"{name} timed out"
+                # Without the turn, so that the commonest failure of an evaluation is counted whatever its turn.
+                words = f"{what} timed out: {error}" if str(error) else f"{what} timed out"
                 if watch.expired:
-                    words = f"{name} took longer than its deadline of {watch.limit_s:g} s"
+                    words = f"{what} took longer than its deadline of {watch.limit_s:g} s"
                 failure = InfrastructureError(words)
                 failure.__cause__ = error
             except InfrastructureError as error:

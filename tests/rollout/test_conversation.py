@@ -236,8 +236,8 @@ def test_a_user_whom_the_policy_would_pay_is_a_bug():
     [
         ((InfrastructureError("the user is away"),), "the user is away"),
         (("a", InfrastructureError("the user is away")), "the user is away"),
-        ((TimeoutError("no answer in 9 s"),), "user turn 1 timed out: no answer in 9 s"),
-        ((TimeoutError(),), "user turn 1 timed out"),
+        ((TimeoutError("no answer in 9 s"),), "user timed out: no answer in 9 s"),
+        ((TimeoutError(),), "user timed out"),
         ((" \n",), "the user said nothing"),
     ],
 )
@@ -271,5 +271,5 @@ def test_a_user_who_hangs_is_named_and_given_up(run, words, limits):
     engine = FakeEngine(collector.chat, says(ANSWER))
     (found,) = run(lambda: collector.collect(engine, [TASK], budget=Budget()))
     assert (found.status, found.solved) == (Status.FAILED, False)
-    assert found.reason == "user turn 1 took longer than its deadline of 5 s"
+    assert found.reason == "user took longer than its deadline of 5 s"
     assert (world.given_up, world.scored, engine.open) == (["user", "user"], [], set())

@@ -25,32 +25,32 @@ def roll(run, collector, script, **options):
 @pytest.mark.parametrize(
     ("script", "limits", "reason", "given_up"),
     [
-        ((call("echo"), HANG), {"turn_deadline_s": 5}, "engine turn 2 took longer than its deadline of 5 s", []),
+        ((call("echo"), HANG), {"turn_deadline_s": 5}, "engine took longer than its deadline of 5 s", []),
         (
             (call("echo"), call("echo", "hang") + call("echo", "slow")),
             {"tool_deadline_s": 0.5, "turn_deadline_s": 9},
-            "tool echo turn 2 took longer than its deadline of 0.5 s",
+            "tool echo took longer than its deadline of 0.5 s",
             ["echo"],
         ),
         (
             (HANG,),
             {"deadline_s": 8, "tool_deadline_s": 1},
-            "engine turn 1 took longer than its deadline of 8 s",
+            "engine took longer than its deadline of 8 s",
             [],
         ),
         (
             (call("echo"), call("echo", "hang") + call("model") + call("echo", "slow")),
             {"deadline_s": 8},
-            "tool echo turn 2 took longer than its deadline of 8 s",
+            "tool echo took longer than its deadline of 8 s",
             ["echo"],
         ),
         (
             ("judge never",),
             {"deadline_s": 8, "tool_deadline_s": 1, "turn_deadline_s": 1},
-            "score turn 1 took longer than its deadline of 8 s",
+            "score took longer than its deadline of 8 s",
             ["judge"],
         ),
-        ((call("echo", "late"),), {}, "tool echo turn 1 timed out: no answer in 9 s", []),
+        ((call("echo", "late"),), {}, "tool echo timed out: no answer in 9 s", []),
     ],
     ids=["turn", "tool", "a turn alone", "a tool alone", "the score alone", "the tool's own"],
 )
