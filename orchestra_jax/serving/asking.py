@@ -23,10 +23,12 @@ from orchestra_jax.tools.schema import validate_arguments
 from orchestra_jax.types import (
     TRAJECTORY_ROLES,
     InfrastructureError,
+    Status,
     Task,
     ToolCall,
     ToolResult,
     ToolSpec,
+    Trajectory,
     Usage,
     work_seconds,
 )
@@ -226,6 +228,15 @@ class Account:
         self.ledger += error.usage
         self.steps[number] = replace(self.steps[number], result=f"failed: {error}", usd=usd, refused=True)
         self._told(self.steps[number])
+
+    def answer(self, name: str, trajectory: Trajectory | None, status: Status, reason: str, limit: str) -> Answer:
+        """Return what the question has come to; without a trajectory the ledger so far is what it cost."""
+        told = name, None, status, reason, limit
+        if trajectory is None:
+            return Answer(*told, self.usd, self.seconds, tuple(self.steps), (), tuple(self.ledger))
+        whole, passed = trajectory, tuple(self.passed)
+        answer = Answer(*told, whole.cost_usd, whole.latency_s, tuple(self.steps), passed, whole.ledger, whole)
+        return answer if passed else replace(answer, answer=whole.answer)
 
 
 def _usd(rows: Iterable[Usage]) -> float:

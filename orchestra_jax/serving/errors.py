@@ -66,7 +66,7 @@ def typed(body: Mapping[str, Any], key: str, kind: type, words: str, above: str 
         RequestError: it has another type.
     """
     value = body.get(key)
-    if value is not None and not isinstance(value, kind):
+    if value is not None and type(value) is not kind:  # true is no whole number
         raise wrong(f"{above}{key}", words)
     return value
 

@@ -166,6 +166,7 @@ class Orchestrator:
         max_seconds: float | None = None,
         max_tokens: int | None = None,
         temperature: float = 0.0,
+        seed: int | None = None,
         history: Sequence[Message] = (),
         tools: Sequence[ToolSpec] = (),
         after: Sequence[Message] = (),
@@ -181,6 +182,8 @@ class Orchestrator:
             max_seconds: seconds after which it ends without an answer, waits included.
             max_tokens: tokens of the policy, in all its turns, after which it ends without an answer.
             temperature: of sampling; 0 is greedy.
+            seed: of sampling; the same seed, question and weights give the same words, where tools say the same too and
+                the engine heeds seeds (the embedded one does). None: a new one.
             history: messages before the question, in the form of the OpenAI API, without a system message.
             tools: tools of your own beside those of the run; a call of one ends the answer (`Answer.tool_calls`).
             after: messages after the question: such calls and what came out, likewise.
@@ -191,7 +194,7 @@ class Orchestrator:
             BudgetExceeded: budget.run_* leaves too little for another call.
         """
         said, limits = Surroundings(history, after, tools), (max_usd, max_seconds, max_tokens)
-        work = self._answered(question, wish, *limits, temperature, said, request_id, None, _ignore)
+        work = self._answered(question, wish, *limits, temperature, seed, said, request_id, None, _ignore)
         return self._opened.loop.run(work)
 
     async def aask(self, question: str | Task, **options: Any) -> Answer:
@@ -311,6 +314,7 @@ class Orchestrator:
         max_seconds: float | None,
         max_tokens: int | None,
         temperature: float,
+        seed: int | None,
         said: Surroundings,
         request_id: str | None,
         purse: Purse | None,
@@ -338,7 +342,7 @@ class Orchestrator:
         deadline = asyncio.timeout(max_seconds)
         try:
             async with deadline:
-                trajectory = await self._played(collector, task, account, temperature)
+                trajectory = await self._played(collector, task, account, temperature, seed)
             status, reason = trajectory.status, trajectory.reason
             if max_seconds is not None and reason == f"no answer within {max_seconds:g} s of work":
                 limit = "max_seconds"
@@ -352,27 +356,29 @@ class Orchestrator:
                 raise
             status, limit = Status.NO_ANSWER, OWN_LIMITS[error.scope]
         finally:
-            answer = _answer(name, account, trajectory, status, reason, limit)
+            answer = account.answer(name, trajectory, status, reason, limit)
             ended = purse.end(answer, task)
         if ended is not None:
             await asyncio.wrap_future(ended)
         return answer
 
-    async def _played(self, collector: Collector, task: Task, account: Account, temperature: float) -> Trajectory:
-        engine = self._opened.engine
-        shared: dict[str, Any] = {"budget": account.budget, "numbers": [next(self._numbers)]}
+    async def _played(
+        self, collector: Collector, task: Task, account: Account, temperature: float, seed: int | None
+    ) -> Trajectory:
+        engine, number = self._opened.engine, next(self._numbers) if seed is None else 0
+        shared: dict[str, Any] = {"budget": account.budget, "numbers": [number]}
         if isinstance(engine, Baseline):
             found = await collector.play(engine.script, [task], silent=engine.silent, **shared)
         else:
-            seed = (self._opened.subject.cfg.evaluation.seed,)
             engine = AccountedMessages(cast(Any, engine), account) if hasattr(engine, "converse") else engine
-            shared |= {"temperature": temperature, "seed": seed, "speaker": partial(AccountedSpeaker, account)}
+            shared["seed"] = (self._opened.subject.cfg.evaluation.seed if seed is None else seed,)
+            shared |= {"temperature": temperature, "speaker": partial(AccountedSpeaker, account)}
             found = await collector.collect(engine, [task], **shared)
         return found[0]
 
 
 _OPTIONS: Mapping[str, Any] = {
-    **dict.fromkeys(("wish", "max_usd", "max_seconds", "max_tokens", "request_id", "purse")),
+    **dict.fromkeys(("wish", "max_usd", "max_seconds", "max_tokens", "seed", "request_id", "purse")),
     **dict.fromkeys(("history", "after", "tools"), ()),
     "temperature": 0.0,
 }
@@ -386,15 +392,3 @@ def _named(subject: Subject) -> str:
 
 def _ignore(step: CallStep) -> None:
     """Tell nobody."""
-
-
-def _answer(
-    name: str, account: Account, trajectory: Trajectory | None, status: Status, reason: str, limit: str
-) -> Answer:
-    calls = tuple(account.steps)
-    if trajectory is None:
-        return Answer(name, None, status, reason, limit, account.usd, account.seconds, calls, (), tuple(account.ledger))
-    usd, seconds = trajectory.cost_usd, trajectory.latency_s
-    passed = tuple(account.passed)
-    text = None if passed else trajectory.answer
-    return Answer(name, text, status, reason, limit, usd, seconds, calls, passed, trajectory.ledger, trajectory)

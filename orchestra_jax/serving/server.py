@@ -270,7 +270,7 @@ class ChatServer:
                     answer = step if step is first else self._ended_as(step, policy)
                     said: dict[str, Any] = {"content": answer.answer or ""}
                     if answer.tool_calls:
-                        calls = enumerate(wire.tool_calls(answer))
+                        calls = enumerate(wire.tool_calls(asked, answer))
                         said = {"tool_calls": [{"index": number, **call} for number, call in calls]}
                     yield _line(wire.chunk(asked, name, said))
                     last = wire.chunk(asked, name, {}, wire.finish_reason(answer))

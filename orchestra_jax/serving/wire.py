@@ -19,7 +19,8 @@ from orchestra_jax.types import Status
 MOST_BYTES = 4 << 20  # of a request's body, whatever the context
 _LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 _MOST_TOKENS = ("max_tokens", "max_completion_tokens")  # two names of one limit
-_READ = ("model", "messages", "stream", "stream_options", "temperature", "tools", "orchestra", *_MOST_TOKENS)
+_TOOLS = ("tools", "parallel_tool_calls")
+_READ = ("model", "messages", "stream", "stream_options", "temperature", "seed", *_TOOLS, "orchestra", *_MOST_TOKENS)
 # What a field may say beside null: the value that it has when it is left out.
 _DEFAULTS: Mapping[str, Sequence[Any]] = {
     "n": (1,),
@@ -33,7 +34,6 @@ _DEFAULTS: Mapping[str, Sequence[Any]] = {
     "store": (False,),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
@@ -48,6 +48,7 @@ class ChatRequest:
     Attributes:
         model: name of the model as it was asked for.
         options: options of `Orchestrator.ask`.
+        parallel: whether an answer may hold several calls of the client's tools; else the first one stands alone.
         stream: whether the answer comes in chunks.
         usage: whether the last chunk tells tokens.
         trace: whether the answer lists its calls.
@@ -58,6 +59,7 @@ class ChatRequest:
     model: str
     question: str
     options: dict[str, Any] = field(default_factory=dict)
+    parallel: bool = True
     stream: bool = False
     usage: bool = False
     trace: bool = False
@@ -101,11 +103,13 @@ def read_chat(content: bytes, name: str, wishes: Mapping[str, str], others: Sequ
             "max_seconds": most_s,
             "max_tokens": min((tokens for key in _MOST_TOKENS if (tokens := _tokens(body, key))), default=None),
             "temperature": temperature,
+            "seed": typed(body, "seed", int, "a whole number"),
             "history": said.before,
             "after": said.after,
             "tools": tools,
             "request_id": f"chatcmpl-{secrets.token_hex(12)}",
         },
+        parallel=typed(body, "parallel_tool_calls", bool, "true or false") is not False,
         stream=bool(typed(body, "stream", bool, "true or false")),
         usage=_stream_options(body),
         trace=bool(typed(extra, "trace", bool, "true or false", "orchestra.")),
@@ -172,7 +176,7 @@ def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     """Return the body of a chat completion."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.answer or "", "refusal": None}
     if answer.tool_calls:
-        message |= {"content": None, "tool_calls": tool_calls(answer)}
+        message |= {"content": None, "tool_calls": tool_calls(request, answer)}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason(answer), "logprobs": None}
     return {
         **_head(request, answer.id, "chat.completion"),
@@ -197,7 +201,7 @@ def _head(request: ChatRequest, name: str, kind: str) -> dict[str, Any]:
     return {"id": name, "object": kind, "created": int(time.time()), "model": request.model}
 
 
-def tool_calls(answer: Answer) -> list[dict[str, Any]]:
+def tool_calls(request: ChatRequest, answer: Answer) -> list[dict[str, Any]]:
     """Return the calls that the client has to make."""
     return [
         {
@@ -205,7 +209,7 @@ def tool_calls(answer: Answer) -> list[dict[str, Any]]:
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
         }
-        for number, call in enumerate(answer.tool_calls)
+        for number, call in enumerate(answer.tool_calls[: None if request.parallel else 1])
     ]
 
 

@@ -63,6 +63,15 @@ def test_the_tokens_are_those_of_a_rollout_and_many_at_once_change_none(run: Pat
     assert served._opened.engine._open == set()
 
 
+def test_a_seed_gives_the_same_words_again(served: Orchestrator):
+    def words(**options: Any) -> list[tuple[int, ...]]:
+        return sampled(served.ask("What is 7 * 8?", temperature=1.0, **options))
+
+    first = words(seed=7)
+    assert words() != words()
+    assert words(seed=7) == first != words(seed=8)
+
+
 def test_a_conversation_stands_before_its_question(served: Orchestrator):
     earlier = [{"role": "user", "content": "What is 3 * 4?"}, {"role": "assistant", "content": "12"}]
     found = served.ask("What is 7 * 8?", wish="cheap", history=earlier)

@@ -126,6 +126,26 @@ async def test_a_clients_own_tool_is_called_by_the_client(tmp_path: Path):
             assert (await api.chat.completions.create(**again)).choices[0].finish_reason == "tool_calls"
 
 
+async def test_parallel_calls_of_a_clients_tools_may_be_refused(tmp_path: Path):
+    async with StubOpenAI() as stub:
+        call = '<tool_call>{"name": "lookup", "arguments": {"query": "%d"}}</tool_call>'
+        stub.says(*[call % 1 + call % 2] * 3)
+        settings = [*qa_settings(tmp_path), "pricing.name=paper", "name=tiny", f"output_dir={tmp_path}"]
+        endpoint = "evaluation.endpoint.model=gpt-5-mini"
+        orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
+        async with client(orchestrator) as http:
+            both, one = [
+                (await posted(http, tools=LOOKUP, parallel_tool_calls=may)).json()["choices"][0]
+                for may in (True, False)
+            ]
+            stream = (await posted(http, tools=LOOKUP, parallel_tool_calls=False, stream=True)).text
+        await asyncio.to_thread(orchestrator.close)
+    assert both["finish_reason"] == one["finish_reason"] == "tool_calls"
+    asked = [[call["function"]["arguments"] for call in each["message"]["tool_calls"]] for each in (both, one)]
+    assert asked == [['{"query": "1"}', '{"query": "2"}'], ['{"query": "1"}']]
+    assert stream.count('"type": "function"') == 1
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "param"),
     [
@@ -160,7 +180,10 @@ async def test_a_clients_own_tool_is_called_by_the_client(tmp_path: Path):
           "response_format": {"type": "text"}, "stop": None, "functions": [], "metadata": {"a": "b"},
           "parallel_tool_calls": True, "tool_choice": "auto", "reasoning_effort": None}, 200, None, None),
         ({"n": True}, 400, "unsupported_parameter", "n"),
-        ({"seed": 1}, 400, "unsupported_parameter", "seed"),
+        ({"seed": -1, "parallel_tool_calls": False}, 200, None, None),
+        ({"seed": 1.5}, 400, "invalid_value", "seed"),
+        ({"seed": True}, 400, "invalid_value", "seed"),
+        ({"parallel_tool_calls": "no"}, 400, "invalid_value", "parallel_tool_calls"),
         ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
         ({"temperature": 3}, 400, "invalid_value", "temperature"),
         ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),

@@ -27,7 +27,10 @@ MESSAGE = st.fixed_dictionaries(
     {"role": ROLE, "content": CONTENT}, optional={"tool_calls": st.lists(CALL, max_size=2), "tool_call_id": IDS}
 )
 MODEL, MESSAGES = st.sampled_from(["m", "m:cheap", "m:x", 3]), st.one_of(st.lists(MESSAGE, max_size=4), VALUES)
-FIELDS = ("stream", "stream_options", "temperature", "tools", "tool_choice", "orchestra", "n", "stop", "other")
+FIELDS = (
+    "stream", "stream_options", "temperature", "seed", "tools", "tool_choice", "parallel_tool_calls", "orchestra", "n",
+    "stop", "other",
+)  # fmt: skip
 BODY = st.fixed_dictionaries({"model": MODEL, "messages": MESSAGES}, optional=dict.fromkeys(FIELDS, VALUES))
 
 
