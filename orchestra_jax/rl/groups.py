@@ -33,9 +33,9 @@ class GroupArrays:
     tool_mask: Bool[np.ndarray, "G F"]
 
 
-def trained_groups(kept: Bool[np.ndarray, " G"], count: int) -> Int[np.ndarray, " count"]:
+def trained_groups(informative: Bool[np.ndarray, " G"], count: int) -> Int[np.ndarray, " count"]:
     """Return the `count` groups that the update sees, in order: those with a gradient, then the first of the others."""
-    return np.sort(np.argsort(~kept, kind="stable")[:count])
+    return np.sort(np.argsort(~informative, kind="stable")[:count])
 
 
 def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools: int | None = None) -> GroupArrays:

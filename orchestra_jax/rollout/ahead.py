@@ -9,7 +9,7 @@ from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.pausing import PausingEngine
 from orchestra_jax.rollout.sharing import joint_position
-from orchestra_jax.rollout.source import RolloutSource, Teaching
+from orchestra_jax.rollout.source import Informative, RolloutSource
 from orchestra_jax.rollout.stream import GroupStream
 from orchestra_jax.types import Task, Trajectory
 
@@ -52,13 +52,13 @@ class StreamSource(RolloutSource):
         )
 
     def _take(
-        self, step: int, version: int, budget: Budget, teaching: Teaching | None
+        self, step: int, version: int, budget: Budget, informative: Informative | None
     ) -> tuple[list[Trajectory], dict[str, int]]:
         later = None if self._steps is None else (self._steps - 1 - step) * self.per_step
         if self._pausing is not None:
             self._runner.call_soon(self._pausing.go_on)
         if self._refill:
-            taken, counts = self._take_refilled(version, budget, teaching, later)
+            taken, counts = self._take_refilled(version, budget, informative, later)
         else:
             found, restarted = self._runner.run(self._stream.take(version, budget, later=later))
             taken, counts = self._numbered(found), {"restarted": restarted}
@@ -68,10 +68,10 @@ class StreamSource(RolloutSource):
         return taken, counts
 
     def _take_refilled(
-        self, version: int, budget: Budget, teaching: Teaching | None, later: int | None
+        self, version: int, budget: Budget, informative: Informative | None, later: int | None
     ) -> tuple[list[Trajectory], dict[str, int]]:
         """Take groups in rounds, until enough of them have a gradient or algorithm.refill allows no more."""
-        assert teaching is not None
+        assert informative is not None
         groups, restarted, taught, rounds = list[list[Trajectory]](), 0, 0, 0
         most = self.per_step * (1 + self._refill)
         while missing := min(self.per_step - taught, most - len(groups)):
@@ -80,7 +80,7 @@ class StreamSource(RolloutSource):
             groups += found
             rounds += 1
             taken = self._numbered(groups)
-            taught = int(teaching(taken).sum())
+            taught = int(informative(taken).sum())
         if not self._rollout.max_staleness:
             self.stop()
         counts = {"restarted": restarted} if self._rollout.max_staleness else {}

@@ -21,7 +21,7 @@ from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.speakers import EngineSpeaker
 from orchestra_jax.types import OutOfTime, ReplayMiss, Task, Trajectory
 
-Teaching = Callable[[Sequence[Trajectory]], Bool[np.ndarray, " G"]]  # which groups are informative: have a gradient
+Informative = Callable[[Sequence[Trajectory]], Bool[np.ndarray, " G"]]  # which groups have a gradient
 
 
 class RolloutSource:
@@ -68,7 +68,7 @@ class RolloutSource:
         return len(self._own)
 
     def take(
-        self, step: int, version: int, budget: Budget, teaching: Teaching | None = None
+        self, step: int, version: int, budget: Budget, informative: Informative | None = None
     ) -> tuple[list[Trajectory], dict[str, float]]:
         """Return this process's trajectories of step `step`, by group and member, and metrics of the whole step.
 
@@ -77,7 +77,7 @@ class RolloutSource:
         Args:
             version: version of the learner's weights.
             budget: budget of the step, which pays for the trajectories that begin in it.
-            teaching: tells which groups have a gradient; algorithm.refill needs it.
+            informative: tells which groups have a gradient; algorithm.refill needs it.
 
         Raises:
             BudgetExceeded, ReplayMiss, OutOfTime: in all processes; the position in the tasks is that before the step.
@@ -85,7 +85,7 @@ class RolloutSource:
         position = self._position()
         try:
             with self._processes.together():
-                taken, counts = self._take(step, version, budget, teaching)
+                taken, counts = self._take(step, version, budget, informative)
         except (BudgetExceeded, ReplayMiss, OutOfTime):
             self.set_state(position)  # the run that goes on repeats this step
             raise
@@ -98,7 +98,7 @@ class RolloutSource:
         return taken, metrics
 
     def _take(
-        self, step: int, version: int, budget: Budget, teaching: Teaching | None
+        self, step: int, version: int, budget: Budget, informative: Informative | None
     ) -> tuple[list[Trajectory], dict[str, int]]:
         """Return this process's trajectories, and counts of its groups."""
         return self._runner.run(self._collect(step, next(self._tasks), self._own, budget)), {}

@@ -19,7 +19,7 @@ from orchestra_jax.data.pipeline import task_iterator
 from orchestra_jax.evaluation.decoding import decode_task, decode_trajectory
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.collector import Collector
-from orchestra_jax.rollout.source import RolloutSource, Teaching
+from orchestra_jax.rollout.source import Informative, RolloutSource
 from orchestra_jax.types import Status, Trajectory
 
 Group = tuple[Trajectory, ...]
@@ -52,7 +52,7 @@ class KeptSource(RolloutSource):
         super().__init__(algorithm, rollout, seed, collector, engine, batches, *others)
 
     def _take(
-        self, step: int, version: int, budget: Budget, teaching: Teaching | None
+        self, step: int, version: int, budget: Budget, informative: Informative | None
     ) -> tuple[list[Trajectory], dict[str, int]]:
         found = list[Trajectory]()
         for task, number in zip(next(self._tasks), self._own, strict=True):

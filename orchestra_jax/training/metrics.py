@@ -56,7 +56,7 @@ _SUMMARY = {
 
 
 def rollout_metrics(
-    trajectories: Sequence[Trajectory], rewards: Float[np.ndarray, "G N"], kept: Bool[np.ndarray, " G"]
+    trajectories: Sequence[Trajectory], rewards: Float[np.ndarray, "G N"], informative: Bool[np.ndarray, " G"]
 ) -> dict[str, float]:
     """Return figures of a step's trajectories; figures without a trajectory or call to count are missing."""
     figures = {name: value for name, value in summarize(trajectories).items() if value is not None}
@@ -64,7 +64,7 @@ def rollout_metrics(
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(axis=1).mean()),
-        "groups/kept": float(kept.mean()),
+        "groups/kept": float(informative.mean()),
         **{_SUMMARY.get(name, name): value for name, value in figures.items()},
         **{f"tools/{name}": value for name, value in tool_entropy(trajectories).items()},
         "tokens/sampled": float(np.mean([sum(n for turn in t.turns for _, n in turn.spans) for t in trajectories])),

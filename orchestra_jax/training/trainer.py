@@ -210,11 +210,11 @@ class Trainer:
         self._lap("rollout")
         self.free_gpus()
 
-        rewards, advantages, kept = self.rewards.reward_and_advantage(trajectories)
+        rewards, advantages, informative = self.rewards.reward_and_advantage(trajectories)
         self._lap("score")
 
         size = self.cfg.algorithm.group_size
-        groups = trained_groups(kept, self.rewards.per_step)
+        groups = trained_groups(informative, self.rewards.per_step)
         numbers = [g * size + m for g in groups for m in range(size)]
         members = [trajectories[number] for number in numbers]
         rate = float(self.schedule(int(state.trained.step)))
@@ -240,13 +240,13 @@ class Trainer:
         self._lap("sync")
 
         state.step += 1
-        self.files.add(state.step, trajectories, rewards, advantages, kept, learner)
+        self.files.add(state.step, trajectories, rewards, advantages, informative, learner)
         spent, step_spent = self.money.run.spent, budget.spent
         if self.processes.count > 1:
             from orchestra_jax.training.whole_step import StepPart, whole_step
 
-            own = StepPart(trajectories, rewards, kept, spent, step_spent)
-            trajectories, rewards, kept, spent, step_spent = whole_step(self.processes, own)
+            own = StepPart(trajectories, rewards, informative, spent, step_spent)
+            trajectories, rewards, informative, spent, step_spent = whole_step(self.processes, own)
         if self.watch is not None:
             self.watch(trajectories)
         if self.processes.first and (most := self.cfg.logger.trajectories):
@@ -254,7 +254,7 @@ class Trainer:
 
             transcripts.write_transcripts(self.directory / "trajectories", state.step, trajectories[::size][:most])
         figures = {
-            **rollout_metrics(trajectories, rewards, kept),
+            **rollout_metrics(trajectories, rewards, informative),
             **ages,
             **update_metrics(updates),
             **spending_metrics(spent, step_spent),

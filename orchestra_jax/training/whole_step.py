@@ -15,14 +15,14 @@ class StepPart(NamedTuple):
     Attributes:
         trajectories: trajectories ordered by group and member.
         rewards: rewards of the groups, [G, N].
-        kept: whether a group has a gradient, [G].
+        informative: whether a group has a gradient, [G].
         spent: money spent in the run so far.
         step_spent: money spent in this step.
     """
 
     trajectories: list[Trajectory]
     rewards: np.ndarray
-    kept: np.ndarray
+    informative: np.ndarray
     spent: Spending
     step_spent: Spending
 
@@ -33,10 +33,10 @@ def whole_step(processes: Processes, own: StepPart) -> StepPart:
     sent = own._replace(trajectories=[t.without_ids() for t in own.trajectories])
     parts = processes.gather(sent)
     groups = [
-        (part.trajectories[g * size : (g + 1) * size], part.rewards[g], part.kept[g])
+        (part.trajectories[g * size : (g + 1) * size], part.rewards[g], part.informative[g])
         for part in parts
-        for g in range(len(part.kept))
+        for g in range(len(part.informative))
     ]
-    members, rewards, kept = zip(*sorted(groups, key=lambda group: group[0][0].group), strict=True)
+    members, rewards, informative = zip(*sorted(groups, key=lambda group: group[0][0].group), strict=True)
     spent, step_spent = total([part.spent for part in parts]), total([part.step_spent for part in parts])
-    return StepPart([t for some in members for t in some], np.stack(rewards), np.stack(kept), spent, step_spent)
+    return StepPart([t for some in members for t in some], np.stack(rewards), np.stack(informative), spent, step_spent)

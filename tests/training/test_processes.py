@@ -59,8 +59,8 @@ step, _, kind = rest.partition(" ")
 if kind in ("BudgetExceeded", "ReplayMiss"):
     sys.argv[1] = ""
 
-    def take(self, number, version, budget, teaching, original=RolloutSource._take):
-        taken = original(self, number, version, budget, teaching)
+    def take(self, number, version, budget, informative, original=RolloutSource._take):
+        taken = original(self, number, version, budget, informative)
         if number == int(step):
             raise BudgetExceeded("Too dear.", "run") if kind == "BudgetExceeded" else ReplayMiss("Never recorded.")
         return taken
@@ -70,12 +70,12 @@ if kind in ("HANG", "TOLD"):
     from orchestra_jax.rollout import collector
     sys.argv[1] = ""
 
-    def take(self, number, version, budget, teaching, original=RolloutSource._take):
+    def take(self, number, version, budget, informative, original=RolloutSource._take):
         if number == int(step):
             collector.EpisodePlayer.play = lambda self, parent, on_done=None: asyncio.Event().wait()
             if kind == "TOLD":
                 os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, number, version, budget, teaching)
+        return original(self, number, version, budget, informative)
 
     RolloutSource._take = take
 """

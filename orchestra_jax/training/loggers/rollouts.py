@@ -40,12 +40,12 @@ class RolloutFiles:
         trajectories: Sequence[Trajectory],
         rewards: np.ndarray,
         advantages: np.ndarray,
-        kept: np.ndarray,
+        informative: np.ndarray,
         learner: Mapping[int, Scores] | None = None,
     ) -> None:
         """Hand over the rollouts of a step; wait for the step before, so that memory holds only one.
 
-        `rewards` and `advantages` are [G, N]; `kept`, [G], tells which groups have a gradient; `learner` has the
+        `rewards` and `advantages` are [G, N]; `informative`, [G], tells which groups have a gradient; `learner` has the
         log-probs of the trajectories that the learner scored, by their index.
 
         Raises:
@@ -62,7 +62,7 @@ class RolloutFiles:
                 members=tuple(trajectories[g * size : (g + 1) * size]),
                 rewards=tuple(rewards[g].tolist()),
                 advantages=tuple(advantages[g].tolist()),
-                kept=bool(kept[g]),
+                kept=bool(informative[g]),
                 learner=tuple(scored.get(g * size + m) for m in range(size)) if scored else (),
             )
             for g in range(len(rewards))
