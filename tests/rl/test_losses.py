@@ -200,7 +200,11 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens():
     value, gradient, metrics = one(math.log(0.9), math.log(0.3), 2.0, LossConfig(loss="cispo"))  # ratio 3 -> 1.28
     assert gradient == pytest.approx(-1.28 * 2.0)
     assert value == pytest.approx(-1.28 * 2.0 * math.log(0.9))
-    assert metrics["clip_fraction_high"] == 1.0
+    assert (metrics["clip_fraction_low"], metrics["clip_fraction_high"]) == (0.0, 1.0)
+    for advantage in (-2.0, 2.0):  # a clip holds the weight at any advantage: ratio 1/3 -> 0.8
+        _, gradient, metrics = one(math.log(0.3), math.log(0.9), advantage, LossConfig(loss="cispo"))
+        assert gradient == pytest.approx(-0.8 * advantage)
+        assert (metrics["clip_fraction_low"], metrics["clip_fraction_high"]) == (1.0, 0.0)
 
 
 def test_kl_estimators_by_hand():

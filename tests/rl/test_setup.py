@@ -72,7 +72,8 @@ def brute_force(cfg: RunConfig, a: GroupArrays) -> tuple[np.ndarray, np.ndarray,
         features, a.preference * scale, a.solved, a.completed, a.tool_mask, cfg.reward.normalize_outcome
     )
     members = a.completed if advantage.invalid == "drop" else ~a.failed
-    advantages = brute_force_advantages(rewards, members, advantage.min_std, clip=advantage.clip)
+    options = {name: getattr(advantage, name) for name in ("min_std", "centre", "normalize_std", "clip")}
+    advantages = brute_force_advantages(rewards, members, **options)
     return rewards, advantages, advantages.any(axis=-1)
 
 
@@ -118,6 +119,17 @@ def test_reward_groups_is_the_paper_by_hand(invalid: str, reward: RewardConfig):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{"min_std": 0.4}, {"centre": False, "normalize_std": False}])
+def test_the_settings_of_the_advantage_are_those_of_the_groups(options: dict):
+    """The std of the first two groups is .58 and .18."""
+    cfg = replace(RunConfig(), algorithm=AlgorithmConfig(advantage=AdvantageConfig(**options)))
+    expected = brute_force(cfg, hand_made())
+    rewarded = setup.reward_groups(hand_made(), cfg.reward, cfg.algorithm.advantage)
+    for found, wanted in zip(rewarded, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(expected[1], brute_force(RunConfig(), hand_made())[1])  # they differ from the defaults
+
+
 def test_a_micro_batch_has_a_prompt_for_each_group_of_its_rows(tmp_path: Path):
     cfg = config(tmp_path)
     width = cfg.algorithm.row_widths[0]
@@ -137,6 +149,12 @@ def test_the_kl_fades_and_without_a_fade_it_begins_at_its_end(fade: float, expec
     assert [setup.kl_scale(algorithm, step, 8) for step in range(0, 8, 2)] == pytest.approx(expected)
     assert setup.kl_scale(AlgorithmConfig(), 7, 8) == 1.0
     assert setup.kl_scale(AlgorithmConfig(kl_final=0.0, kl_fade=0.0), 1, 8) == 0.0
+
+
+def test_the_learner_scores_at_the_temperature_of_the_rollouts():
+    for temperature in (1.0, 0.5):
+        made = setup.learner_config(AlgorithmConfig(), RolloutConfig(temperature=temperature), MODEL)
+        assert made.temperature == temperature
 
 
 def test_the_rate_falls_over_all_optimizer_steps_of_a_run(monkeypatch: pytest.MonkeyPatch):
