@@ -109,11 +109,12 @@ def test_where_everything_failed_nothing_is_known():
 
 
 def test_intervals_are_of_the_questions_that_did_not_fail():
-    some = [run(cost=1.0), run(cost=3.0, solved=False), run(cost=2.0, solved=False)]
+    some = [run(cost=1.0, latency=7.0), run(cost=3.0, solved=False), run(cost=2.0, solved=False)]
     found = intervals([*some, run(cost=99.0, status=Status.FAILED)])
     assert found == intervals(some)
     assert found["accuracy"] == {"wilson": wilson(1, 3), "bootstrap": bootstrap([1.0, 0.0, 0.0])}
     assert found["cost"] == {"bootstrap": bootstrap([1.0, 3.0, 2.0])}
+    assert found["latency"] == {"bootstrap": bootstrap([7.0, 0.0, 0.0])}
 
 
 def test_intervals_of_several_samples_weigh_a_question_by_those_that_did_not_fail():

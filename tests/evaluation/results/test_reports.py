@@ -172,6 +172,8 @@ def test_runs_whose_folders_have_one_name_are_told_apart(tmp_path: Path) -> None
         ["all together", "on the front", "2 of 2"],
     ]  # fmt: skip
     assert f"{folders[1]} against {folders[0]}" in table
+    compared = {line[2]: line[3] for line in csv.reader(io.StringIO(table)) if "question by question" in line[0]}
+    assert (compared["won : lost"], compared["cents a question"]) == ("1 : 0", "+1.000")  # the second is dearer
 
 
 def test_no_cell_of_a_report_is_a_formula_or_a_tag(tmp_path: Path) -> None:
