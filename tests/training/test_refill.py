@@ -88,6 +88,7 @@ def test_the_update_sees_the_groups_with_a_gradient_and_the_figures_all_of_them(
     rewards, _, kept = reward_groups(group_arrays(trajectories, MEMBERS), CFG.reward, CFG.algorithm.advantage)
     assert kept.tolist() == [False, True, False, True, True]
     assert metrics["reward/mean"] == pytest.approx(rewards.mean())
+    assert metrics["reward/std"] == pytest.approx(np.mean([np.std(own) for own in rewards]))  # within a group
     assert metrics["groups/kept"] == pytest.approx(3 / 5)
     assert metrics["cost_usd"] == pytest.approx(0.75)  # mean of .25 to 1.25; of those that are trained on .92
     assert metrics["tokens/sampled"] == pytest.approx((7 * 5 + 3 * 3) / 10)
@@ -111,6 +112,16 @@ def test_a_step_without_more_groups_is_given_as_it_was_collected(tmp_path: Path,
         advantages.tobytes()
         == reward_groups(group_arrays(trajectories, MEMBERS, 4), CFG.reward, CFG.algorithm.advantage)[1].tobytes()
     )
+
+
+def test_the_update_of_each_step_has_the_weight_that_the_kl_has_faded_to(tmp_path: Path, monkeypatch):
+    scales = []
+    monkeypatch.setattr(trainer_module, "update", lambda *_, kl_scale, **__: scales.append(kl_scale) or (_[3], []))
+    made = Parts(collected(True, True, True), tmp_path)
+    made.cfg = dataclasses.replace(CFG, steps=4, algorithm=dataclasses.replace(CFG.algorithm, kl_final=0.2))
+    for _ in range(3):
+        made.policy_step()
+    assert scales == pytest.approx([1.0, 0.8, 0.6])
 
 
 def test_a_group_scores_the_same_whatever_comes_after_it():

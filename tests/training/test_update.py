@@ -17,7 +17,7 @@ from orchestra_jax.rl.setup import learner_config, policy_shapes, ratio_spans_ro
 from orchestra_jax.training import update as update_module
 from orchestra_jax.training.metrics import update_metrics
 from orchestra_jax.training.update import update
-from orchestra_jax.types import Preference, Trajectory, Turn
+from orchestra_jax.types import Preference, Status, Trajectory, Turn
 from tests.config.test_checks import compose
 from tests.rl.packed_rows import recorder
 from tests.rl.trajectories import MODEL, task, trajectory, weights
@@ -67,7 +67,7 @@ def recording_learner(cfg: LearnerConfig) -> Learner:
     return Learner(MODEL, cfg, recorder())
 
 
-def one_update(cfg: RunConfig, made: list[Trajectory], advantages: np.ndarray):
+def one_update(cfg: RunConfig, made: list[Trajectory], advantages: np.ndarray, reference=None, **options):
     """Metrics of each optimizer step, without moving a parameter."""
     learner = recording_learner(learner_config(cfg.algorithm, cfg.rollout, MODEL))
     with jax.transfer_guard("allow"):
@@ -79,7 +79,8 @@ def one_update(cfg: RunConfig, made: list[Trajectory], advantages: np.ndarray):
             made,
             advantages,
             spans_rows=ratio_spans_rows(cfg.algorithm.loss, cfg.rollout.history),
-            reference=learner.place_params(weights()),
+            reference=learner.place_params(reference or weights()),
+            **options,
         )
     return state.opt_state, metrics
 
@@ -219,6 +220,37 @@ def test_filtered_rows_do_not_thin_the_gradient(loss, filtered, monkeypatch):
     assert pulled["sequences"] == run[1]
 
 
+def test_the_kl_is_a_mean_over_the_rows_that_are_run_and_weighs_as_its_schedule_says():
+    cfg = run_config(LossConfig("grpo", kl_coef=0.5, kl="k3"), filtered_rows="regularise")
+    for scale in (1.0, 0.25, 0.0):
+        made = trajectories(GROUPS * MEMBERS)
+        _, (found,) = one_update(cfg, made, ADVANTAGES, weights(1), kl_scale=scale)
+        assert found["loss"] - found["policy_loss"] == pytest.approx(0.5 * scale * found["kl_loss"], rel=1e-4, abs=1e-7)
+        # Faded to nothing it is not scored, and no row is run for it.
+        assert found["sequences"] == (GROUPS * MEMBERS if scale else MEMBERS)
+        assert ("kl_ref" in found) is (scale > 0)
+        if scale:
+            assert found["kl_loss"] == pytest.approx(found["kl_ref"], rel=1e-4)  # not divided by the kept rows alone
+            assert found["kl_ref"] > 0.01
+
+
+def test_rows_of_a_minibatch_have_their_own_advantages_and_those_of_0_a_bonus_unless_they_failed():
+    made = trajectories(6)
+    made[1], made[4] = (dataclasses.replace(made[number], status=Status.FAILED, solved=False) for number in (1, 4))
+    advantages = np.array([0.5, 0.0, 0.0, -1.0, 0.0, 2.0], np.float32)
+    for entropy_coef, with_kl, filtered, expected in (
+        (0.0, False, "count", [[0.5], [-1.0, 2.0]]),
+        (0.0, True, "drop", [[0.5], [-1.0, 2.0]]),
+        (0.1, False, "count", [[0.5, 0.0], [-1.0, 2.0]]),
+        (0.0, True, "regularise", [[0.5, 0.0], [-1.0, 2.0]]),
+    ):
+        cfg = run_config(LossConfig(), entropy_coef=entropy_coef, filtered_rows=filtered, minibatches=2)
+        shapes = policy_shapes(cfg.algorithm, cfg.model, 32)
+        found = update_module._minibatches(cfg.algorithm, shapes, made, advantages, 1, with_kl=with_kl)
+        rows = [[float(a) for batch in each for a in batch.advantages[batch.mask.any(1)]] for each in found]
+        assert [sorted(each) for each in rows] == [sorted(each) for each in expected]
+
+
 def test_an_update_whose_gradient_is_clipped_is_counted():
     made, found = trajectories(GROUPS * MEMBERS, (12, 12)), []
     for most in (1e-3, 1e3):
@@ -227,6 +259,15 @@ def test_an_update_whose_gradient_is_clipped_is_counted():
     assert 1e-3 < found[0]["grad_norm"] == found[1]["grad_norm"] < 1e3
     counts = [update_metrics(updates)["updates/clipped"] for updates in (found[:1], found[1:], found * 2)]
     assert counts == [1, 0, 2]
+
+
+def test_what_compares_with_the_engine_is_of_the_first_update_and_all_else_of_the_last():
+    names = ("mismatch_mean", "importance_p99", "sequence_ess", "loss", "ratio_max", "skipped", "clipped")
+    found = update_metrics([dict(zip(names, range(first, first + 7), strict=True)) for first in (0, 10, 20)])
+    assert found == {
+        "mismatch/mean": 0, "importance/p99": 1, "importance/sequence_ess": 2, "loss": 23, "ratio/max": 24,
+        "updates/skipped": 5 + 15 + 25, "updates/clipped": 6 + 16 + 26,
+    }  # fmt: skip
 
 
 def test_nothing_is_filtered_by_default_but_by_its_name():
