@@ -26,7 +26,11 @@ def main(config: "DictConfig") -> None:
     from orchestra_jax.config.record import FILE_NAME, Start
     from orchestra_jax.envs.registry import environment_class
 
-    opening, words = cli.opening(config), HydraConfig.get().overrides.task
+    opening, words = "", HydraConfig.get().overrides.task
+    if HydraConfig.get().runtime.choices.get("experiment") is not None:
+        from orchestra_jax.config.experiment import changed_settings, unprepared
+
+        opening = "\n".join((changed_settings(config), *unprepared(config)))
     if "+experiment=kept" in words:
         from orchestra_jax.config.from_run import one_sentence
         from orchestra_jax.serving.kept_worlds import in_its_world

@@ -6,10 +6,9 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -73,15 +72,6 @@ def require(
         end(lacking, cfg.output_dir)
 
 
-def opening(config: DictConfig) -> str:
-    """Return what a run on `+experiment=NAME` begins with: the settings that differ, and what is not prepared."""
-    if HydraConfig.get().runtime.choices.get("experiment") is None:
-        return ""
-    from orchestra_jax.config.experiment import changed_settings, unprepared
-
-    return "\n".join((changed_settings(config), *unprepared(config)))
-
-
 @contextlib.contextmanager
 def user_errors(*, ends_process: bool = False) -> Iterator[None]:
     """End the process with one sentence and status 2, if a user's error comes out of the block.
@@ -136,21 +126,6 @@ def schema() -> DictConfig:
     node: DictConfig = OmegaConf.structured(RunConfig)
     _unlock(node)
     return node
-
-
-def of_this_version(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return recorded settings without those that this version does not have, and the latter as "key=value"."""
-    gone = list[str]()
-
-    def kept(settings: Any, node: Any, above: str) -> Any:
-        if not isinstance(settings, Mapping) or not is_dataclass(OmegaConf.get_type(node)):
-            return settings
-        fields = set(node)  # `in node` is False where a value is missing
-        known = {name: value for name, value in settings.items() if name in fields}
-        gone.extend(f"{above}{name}={settings[name]}" for name in settings if name not in known)
-        return {name: kept(value, node._get_node(name), f"{above}{name}.") for name, value in known.items()}
-
-    return kept(recorded, schema(), ""), gone
 
 
 def _unlock(node: DictConfig) -> None:

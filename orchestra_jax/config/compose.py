@@ -1,13 +1,14 @@
 """Make a run's config without a command line: for notebooks, programs, and runs that are read again."""
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any, cast
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from orchestra_jax.config.checks import load
-from orchestra_jax.config.cli import of_this_version, register, schema
+from orchestra_jax.config.cli import register, schema
 from orchestra_jax.config.errors import explain_error, is_users_error
 from orchestra_jax.config.schema import ConfigError, RunConfig
 from orchestra_jax.io.shipped import CONF
@@ -47,3 +48,18 @@ def recorded_config(settings: Mapping[str, Any]) -> RunConfig:
         ConfigError, omegaconf.errors.OmegaConfBaseException: another version wrote it.
     """
     return load(cast(DictConfig, OmegaConf.merge(schema(), of_this_version(settings)[0])))
+
+
+def of_this_version(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return recorded settings without those that this version does not have, and the latter as "key=value"."""
+    gone = list[str]()
+
+    def kept(settings: Any, node: Any, above: str) -> Any:
+        if not isinstance(settings, Mapping) or not is_dataclass(OmegaConf.get_type(node)):
+            return settings
+        fields = set(node)  # `in node` is False where a value is missing
+        known = {name: value for name, value in settings.items() if name in fields}
+        gone.extend(f"{above}{name}={settings[name]}" for name in settings if name not in known)
+        return {name: kept(value, node._get_node(name), f"{above}{name}.") for name, value in known.items()}
+
+    return kept(recorded, schema(), ""), gone

@@ -20,7 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from orchestra_jax.config import record
 from orchestra_jax.config.choices import EngineName, ReplayMode
-from orchestra_jax.config.cli import end, of_this_version, schema
+from orchestra_jax.config.cli import end, schema
+from orchestra_jax.config.compose import of_this_version
 from orchestra_jax.config.missing_policy import NOT_OURS
 from orchestra_jax.config.parents import run_folder
 from orchestra_jax.config.ranges import ConfigError

@@ -127,9 +127,8 @@ def make_policy(cfg: RunConfig, chat: ChatFormat, mesh: Mesh | None = None) -> t
 def _random_params(config: DecoderConfig, key: PRNGKeyArray, mesh: Mesh | None) -> Params:
     def random(key: PRNGKeyArray) -> Params:
         params = init_params(config, key)
-        if not config.tie_word_embeddings:  # to a head of its own an embedding is no logit
-            return params
-        return with_copying_heads(params, config, jax.random.fold_in(key, 1))
+        copies = config.tie_word_embeddings  # to a head of its own an embedding is no logit
+        return with_copying_heads(params, config, jax.random.fold_in(key, 1)) if copies else params
 
     shardings = None
     if mesh is not None:

@@ -75,8 +75,10 @@ class SGLangPool:
     async def close(self) -> None:
         """Stop looking, close the connections and remove temporary weights."""
         watches = [*self._beats, *(server.watch for server in self.servers if server.watch is not None)]
-        for watch in watches:
-            watch.cancel()
+        while pending := [watch for watch in watches if not watch.done()]:
+            for watch in pending:  # again, if aiohttp took the first time for a time-out of its own, which came with it
+                watch.cancel()
+            await asyncio.wait(pending, timeout=1)
         await asyncio.gather(*watches, return_exceptions=True)
         for server in self.servers:
             await server.close()
