@@ -43,6 +43,29 @@ async def test_one_hung_server_alone_ends_in_a_sentence(make, servers, down_time
         await one(engine)
 
 
+async def test_a_close_ends_where_a_cancellation_was_taken_for_a_time_out(make, servers, monkeypatch):
+    """As by aiohttp, whose own time-out may come in the same moment."""
+    asked, taken = [], []
+
+    async def get(path, timeout_s=None):
+        asked.append(path)
+        try:
+            await asyncio.sleep(SECONDS)
+        except asyncio.CancelledError:
+            if taken:
+                raise
+            taken.append(path)
+            raise ServerError("late", "timeout") from None
+
+    engine = make(beat_s=0.03, request_timeout_s=SECONDS)
+    await one(engine)
+    monkeypatch.setattr(engine._pool.servers[0], "get", get)
+    await soon(lambda: asked)
+    async with asyncio.timeout(SECONDS / 2):
+        await engine.close()
+    assert taken
+
+
 async def test_a_hung_server_of_the_runs_own_is_killed_and_gets_the_weights(make, servers):
     asked = []
 
