@@ -69,12 +69,13 @@ def test_a_fresh_policy_favours_the_tokens_that_its_heads_look_at(config):
     assert favour(fresh(config)) > favour(fresh(config, heads=False)) + 0.1
 
 
-def test_only_copying_is_added():
-    config = CONFIGS[0]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_only_copying_is_added(dtype):
+    config = CONFIGS[0].replace(param_dtype=dtype)
     before, after = (jax.tree_util.tree_leaves_with_path(fresh(config, heads)) for heads in (False, True))
     changed = set()
     for (path, old), (same_path, new) in zip(before, after, strict=True):
-        assert (path, old.shape, old.dtype) == (same_path, new.shape, new.dtype)
+        assert (path, old.shape, dtype) == (same_path, new.shape, new.dtype)
         if not (old == new).all():
             changed.add(jax.tree_util.keystr(path, simple=True, separator="/"))
     assert changed == {"embed", "layers_0/q/kernel", "layers_0/k/kernel"} | {f"layers_{i}/o/kernel" for i in range(3)}
