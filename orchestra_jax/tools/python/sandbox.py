@@ -1,4 +1,4 @@
-"""Runs Python snippets in separate processes, hundreds at a time, for about a millisecond each."""
+"""Runs Python snippets in separate processes, hundreds at a time, for a few milliseconds each."""
 
 import asyncio
 import json
