@@ -1,12 +1,22 @@
-"""The [G, N] arrays that rewards and advantages are computed from, made from trajectories."""
+"""Rewards and advantages of groups of trajectories: their ledgers as [G, N] arrays, then Eq. 2, Eq. 3 and the filters.
 
+A trajectory's dollars and seconds are `types.Trajectory.cost_usd` and `latency_s`, sums of its ledger rows; a step of
+the trainer calls `GroupRewards.reward_and_advantage`.
+"""
+
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from orchestra_jax.config.algorithm import AdvantageConfig
+from orchestra_jax.config.schema import RewardConfig
+from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
+from orchestra_jax.rl.rewards import feature_matrix, preference_reward
 from orchestra_jax.types import Status, Trajectory
 
 
@@ -81,3 +91,68 @@ def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools:
         preference=preference,
         tool_mask=tool_mask,
     )
+
+
+@functools.partial(jax.jit, static_argnames=("reward", "advantage"))
+def reward_groups(
+    arrays: GroupArrays, reward: RewardConfig, advantage: AdvantageConfig
+) -> tuple[Float[jax.Array, "G N"], Float[jax.Array, "G N"], Bool[jax.Array, " G"]]:
+    """Return rewards (Eq. 2), advantages (Eq. 3 and the filters), and which groups have a gradient.
+
+    The user's wish P is multiplied by the weights of `reward.*`, and dollars enter to the power `reward.cost_power`.
+    """
+    given: Any = arrays  # traced: its fields are jax arrays here
+    tools = given.preference.shape[1] - 3
+    scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
+    wish, cost = given.preference * scale, given.cost_usd**reward.cost_power
+    features = feature_matrix(given.tool_counts, given.solved, cost, given.latency_s, tool_feature=reward.tool_feature)
+    rewards = preference_reward(
+        features, wish, given.solved, given.completed, given.tool_mask, normalize_outcome=reward.normalize_outcome
+    )
+    members = member_masks(given.completed, given.failed, invalid=advantage.invalid)
+    advantages = group_advantages(
+        rewards,
+        members,
+        min_std=advantage.min_std,
+        centre=advantage.centre,
+        normalize_std=advantage.normalize_std,
+        clip=advantage.clip,
+    )
+    return rewards, advantages, informative_groups(rewards, members, min_std=advantage.min_std)
+
+
+class GroupRewards:
+    """Computes rewards and advantages of any number of groups, `per_step` at a time, by `reward_groups`.
+
+    So nothing is compiled anew, and a group's figures are the same to the bit whatever was collected after it.
+
+    Args:
+        per_step: groups that this process trains on in a step.
+        menu: most tools of a task, as far as the environment knows.
+    """
+
+    def __init__(
+        self, reward: RewardConfig, advantage: AdvantageConfig, group_size: int, per_step: int, menu: int | None
+    ) -> None:
+        self._reward, self._advantage, self._size = reward, advantage, group_size
+        self.per_step, self._menu = per_step, menu
+
+    def reward_and_advantage(
+        self, trajectories: Sequence[Trajectory]
+    ) -> tuple[Float[np.ndarray, "G N"], Float[np.ndarray, "G N"], Bool[np.ndarray, " G"]]:
+        """Return rewards, advantages, and which groups have a gradient, of trajectories ordered by group and member."""
+        size = self._size
+        part, found = self.per_step * size, []
+        for first in range(0, len(trajectories), part):
+            own = trajectories[first : first + part]
+            arrays = group_arrays([*own, *trajectories[: part - len(own)]], size, self._menu)
+            self._menu = arrays.tool_counts.shape[-1]
+            found.append(reward_groups(arrays, self._reward, self._advantage))
+        rewards, advantages, informative = (
+            np.concatenate(figures)[: len(trajectories) // size] for figures in zip(*found, strict=True)
+        )
+        return rewards, advantages, informative
+
+    def informative(self, trajectories: Sequence[Trajectory]) -> Bool[np.ndarray, " G"]:
+        """Return which groups have a gradient."""
+        return self.reward_and_advantage(trajectories)[2]

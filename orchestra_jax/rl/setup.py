@@ -1,27 +1,21 @@
-"""Make the parts of the update from the settings: mesh, rewards of a step, micro-batches, learners."""
+"""Make the parts of the update from the settings: mesh, micro-batches, learners."""
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float
 
-from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
+from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.choices import Aggregation, AttentionBackend, DType, FilteredRows, History
 from orchestra_jax.config.rollout import RolloutConfig
-from orchestra_jax.config.schema import LoraConfig, MeshConfig, ModelConfig, RewardConfig, WarmStartConfig
+from orchestra_jax.config.schema import LoraConfig, MeshConfig, ModelConfig, WarmStartConfig
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.rl.advantages import group_advantages, informative_groups, member_masks
 from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
-from orchestra_jax.rl.groups import GroupArrays
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LOSSES, LossConfig, aggregation_of, recomputes_old
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.rewards import feature_matrix, preference_reward
 
 if TYPE_CHECKING:  # needed with adapters only
     from orchestra_jax.models.lora import LoRA
@@ -44,35 +38,6 @@ def adapters(cfg: LoraConfig) -> "LoRA | None":
     from orchestra_jax.models.lora import LoRA
 
     return LoRA(cfg.rank, cfg.alpha, tuple(cfg.targets), cfg.layers)
-
-
-@functools.partial(jax.jit, static_argnames=("reward", "advantage"))
-def reward_groups(
-    arrays: GroupArrays, reward: RewardConfig, advantage: AdvantageConfig
-) -> tuple[Float[Array, "G N"], Float[Array, "G N"], Bool[Array, " G"]]:
-    """Return rewards (Eq. 2), advantages (Eq. 3 and the filters), and which groups have a gradient."""
-    given: Any = arrays  # traced: its fields are jax arrays here
-    tools = given.preference.shape[1] - 3
-    scale = np.array([*[reward.tools] * tools, reward.outcome, reward.compute, reward.latency], np.float32)
-    cost = given.cost_usd**reward.cost_power
-    rewards = preference_reward(
-        feature_matrix(given.tool_counts, given.solved, cost, given.latency_s, tool_feature=reward.tool_feature),
-        given.preference * scale,
-        given.solved,
-        given.completed,
-        given.tool_mask,
-        normalize_outcome=reward.normalize_outcome,
-    )
-    members = member_masks(given.completed, given.failed, invalid=advantage.invalid)
-    advantages = group_advantages(
-        rewards,
-        members,
-        min_std=advantage.min_std,
-        centre=advantage.centre,
-        normalize_std=advantage.normalize_std,
-        clip=advantage.clip,
-    )
-    return rewards, advantages, informative_groups(rewards, members, min_std=advantage.min_std)
 
 
 def kl_scale(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
@@ -133,10 +98,11 @@ def most_packed(model: ModelConfig, length: int) -> int | None:
 def policy_batches(
     rows: Sequence[TokenSequence], shapes: MicroShapes | PackShapes, shards: int = 1
 ) -> list[MicroBatch]:
-    """Cut the rows of one optimizer step into micro-batches, packed if the shapes are.
+    """Cut the rows of one optimizer step into micro-batches.
 
-    `shards` is S, the batch shards of the mesh that this process feeds. A ValueError tells of a row that is too long
-    for the shapes, or begins with a sampled token.
+    `packing.pack` (or its `packer`, `shared.pack_shared`) makes those of `PackShapes`, `batching.micro_batches` the
+    others. `shards` is S, the batch shards of the mesh that this process feeds: `distributed.stack_parts` puts S
+    micro-batches side by side. A ValueError tells of a row that is too long, or begins with a sampled token.
     """
     parts = pack(rows, shapes) if isinstance(shapes, PackShapes) else micro_batches(rows, shapes)
     if shards == 1:

@@ -17,7 +17,7 @@ from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch
-from orchestra_jax.rl.groups import trained_groups
+from orchestra_jax.rl.groups import GroupRewards, trained_groups
 from orchestra_jax.rl.optimizer import learning_rate
 from orchestra_jax.rl.setup import (
     adapters,
@@ -38,7 +38,6 @@ from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.training.metrics import evaluation_metrics, rollout_metrics, spending_metrics, update_metrics
 from orchestra_jax.training.policy_weights import engine_params, fingerprint, starting_reference
-from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
 from orchestra_jax.types import OutOfTime, ReplayMiss, Trajectory

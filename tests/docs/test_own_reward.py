@@ -9,8 +9,8 @@ import pytest
 from orchestra_jax.api import play
 from orchestra_jax.config.compose import compose
 from orchestra_jax.envs.registry import make_environment
-from orchestra_jax.training import rewards as step
-from orchestra_jax.training.rewards import GroupRewards
+from orchestra_jax.rl import groups as step
+from orchestra_jax.rl.groups import GroupRewards
 from tests.docs.pages import blocks
 
 POLICIES = ("preference_oracle", "strongest_expert", "random", "do_nothing")

@@ -11,7 +11,8 @@ import pytest
 from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.rollout import RolloutConfig, ServerOptions
 from orchestra_jax.engines.base import Generation, SamplingParams
-from orchestra_jax.training import idle, rewards
+from orchestra_jax.rl import groups
+from orchestra_jax.training import idle
 from orchestra_jax.training.idle import WatchedEngine, idle_shares
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run
@@ -121,7 +122,7 @@ async def test_an_evaluation_is_told_and_a_phase_without_seconds_is_not(clock: S
 
 
 def test_a_run_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rewards, "reward_groups", score_by_index)
+    monkeypatch.setattr(groups, "reward_groups", score_by_index)
     own = ("steps=1", "warm_start.steps=0", "evaluation.questions=0", "rollout.limits.max_turns=2")
     run(config(tmp_path, *MICRO, *own, "logger.speed=true"))
     (row,) = read_metrics(tmp_path / "metrics.jsonl")

@@ -14,11 +14,10 @@ from orchestra_jax.config.schema import LoggerConfig, RunConfig
 from orchestra_jax.money.budgets import Budget, Spending
 from orchestra_jax.processes import Processes
 from orchestra_jax.processes.lifeline import GONE
-from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.rl.setup import policy_shapes, reward_groups
+from orchestra_jax.rl.groups import GroupRewards, group_arrays, reward_groups
+from orchestra_jax.rl.setup import policy_shapes
 from orchestra_jax.training import trainer as trainer_module
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import Preference, Trajectory, Usage
 from tests.rl.trajectories import task, trajectory, turn

@@ -11,13 +11,14 @@ import pytest
 
 from orchestra_jax.models.flops import forward_flops
 from orchestra_jax.models.sizes import num_params
+from orchestra_jax.rl import groups
+from orchestra_jax.rl.groups import GroupRewards
 from orchestra_jax.rollout.source import RolloutSource
-from orchestra_jax.training import rewards, trainer
+from orchestra_jax.training import trainer
 from orchestra_jax.training.loggers import transcripts
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run
 from orchestra_jax.training.profiling import FOLDER
-from orchestra_jax.training.rewards import GroupRewards
 from orchestra_jax.training.speed import gpu_of, lengths, shares
 from orchestra_jax.types import Preference, Trajectory, Turn, Usage
 from tests.rl.trajectories import MODEL, task, trajectory
@@ -101,7 +102,7 @@ def test_a_run_tells_where_its_seconds_went_and_traces_a_step(tmp_path: Path, mo
         (trainer.Trainer, "evaluate", 4.0), (trainer.Trainer, "save", 3.0),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, lasting(seconds, getattr(owner, name)))
-    monkeypatch.setattr(rewards, "reward_groups", score_by_index)
+    monkeypatch.setattr(groups, "reward_groups", score_by_index)
     own = (
         "steps=2",
         "warm_start.steps=0",
@@ -132,7 +133,7 @@ def test_a_run_tells_where_its_seconds_went_and_traces_a_step(tmp_path: Path, mo
 def test_rows_that_only_the_kl_runs_are_counted_once_where_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Nobody has an advantage, so that all that is run is run for the KL; packed, with thoughts dropped."""
     monkeypatch.setattr(
-        rewards,
+        groups,
         "reward_groups",
         lambda *args: tuple(x * 0 for x in score_by_index(*args)),  # no reward, none kept
     )

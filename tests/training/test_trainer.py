@@ -25,8 +25,9 @@ from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.processes.lock import alone_in
+from orchestra_jax.rl import groups
 from orchestra_jax.training import evaluate as evaluating
-from orchestra_jax.training import main, rewards
+from orchestra_jax.training import main
 from orchestra_jax.training.checkpoint_names import newest_checkpoint
 from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
@@ -51,7 +52,8 @@ MICRO = (
 # argv: where to stop ("warm_start 3 SIGKILL", or nothing), then the script and its overrides.
 DRIVER = """
 import os, runpy, signal, sys, time
-from orchestra_jax.training import rewards, trainer
+from orchestra_jax.rl import groups
+from orchestra_jax.training import trainer
 from tests.training.micro import score_by_index
 
 def stop_if_asked(self, original=trainer.Trainer.stop_if_asked):
@@ -64,7 +66,7 @@ def stop_if_asked(self, original=trainer.Trainer.stop_if_asked):
     original(self)
 
 stop = sys.argv[1].split()
-rewards.reward_groups, trainer.Trainer.stop_if_asked = score_by_index, stop_if_asked
+groups.reward_groups, trainer.Trainer.stop_if_asked = score_by_index, stop_if_asked
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -86,7 +88,7 @@ def config(directory: Path, *overrides: str) -> RunConfig:
 def train_here(directory: Path, *overrides: str) -> None:
     """As `train`, in this process: half the CPU time, where a process of its own is not what is tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rewards, "reward_groups", score_by_index)
+        patch.setattr(groups, "reward_groups", score_by_index)
         run(config(directory, *overrides))
 
 

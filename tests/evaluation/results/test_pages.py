@@ -14,8 +14,7 @@ from orchestra_jax.config.schema import RewardConfig, RunConfig
 from orchestra_jax.evaluation.group_files import StoredGroup
 from orchestra_jax.evaluation.results.group_page import view
 from orchestra_jax.evaluation.results.pages import write_pages
-from orchestra_jax.rl.groups import group_arrays
-from orchestra_jax.rl.setup import reward_groups
+from orchestra_jax.rl.groups import group_arrays, reward_groups
 from orchestra_jax.training.speed import shares
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 

@@ -9,8 +9,8 @@ import pytest
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.registry import make_environment
 from orchestra_jax.money.budgets import Budget
+from orchestra_jax.rl import groups
 from orchestra_jax.rollout import collector
-from orchestra_jax.training import rewards
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import run
@@ -66,7 +66,7 @@ def test_a_step_is_trained_and_trained_again_from_its_record(command, configured
              "prices": {"echo": {"price_usd": 0.125}}}  # fmt: skip
     record = (f"env.tokenizer={folder}", f"replay.path={tmp_path / 'calls.db'}")
     monkeypatch.setattr(collector, "EngineSpeaker", ScriptedPolicy)
-    monkeypatch.setattr(rewards, "reward_groups", score_by_index)
+    monkeypatch.setattr(groups, "reward_groups", score_by_index)
 
     def trained(cfg: RunConfig) -> tuple[dict, str, dict]:
         run(cfg)
