@@ -197,7 +197,7 @@ class Environment(ABC):
         return None
 
     def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
-        """Return, by kind of preference, the same `count` held-out questions posed under it; may be empty."""
+        """Return `count` held-out questions, the same by kind of preference, for preference_swap; may be empty."""
         return {}
 
     def baselines(self) -> Mapping[str, Script]:

@@ -33,7 +33,7 @@ def held_out(environment: Environment, cfg: WorldConfig) -> Sequence[Task]:
 
 
 def preference_swap(environment: Environment, cfg: WorldConfig) -> Mapping[str, Sequence[Task]]:
-    """Return the same evaluation.swap_questions held-out questions under each kind of preference."""
+    """Return the same evaluation.swap_questions held-out questions by kind of preference, e.g. "cost" or "low_cost"."""
     return environment.paired_preferences(cfg.evaluation.swap_questions)
 
 

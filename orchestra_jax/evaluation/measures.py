@@ -58,11 +58,11 @@ def questions(trajectories: Sequence[Trajectory], samples: int) -> list[list[Tra
     return [counted(trajectories[start : start + samples]) for start in range(0, len(trajectories), samples)]
 
 
-def intervals(trajectories: Sequence[Trajectory], samples: int = 1) -> dict[str, dict[str, Interval | None]]:
+def question_intervals(trajectories: Sequence[Trajectory], samples: int = 1) -> dict[str, dict[str, Interval | None]]:
     """Return 95 % intervals of accuracy (Wilson and bootstrap), cost and latency (bootstrap) over the questions.
 
     Several samples of a question, side by side, are resampled together, as they say less than as many questions.
-    Wilson's interval, which does not know that, is then left out.
+    Wilson's interval, which does not know that, is then left out. The arithmetic of both is in `evaluation.intervals`.
     """
     asked = [some for some in questions(trajectories, samples) if some]
     sizes = [len(some) for some in asked]

@@ -17,9 +17,9 @@ from orchestra_jax.envs.base import DO_NOTHING, EXPERT, Baseline, Script, do_not
 from orchestra_jax.evaluation.benchmarks import HELD_OUT, PREFERENCE_SWAP, chosen_tasks, in_parts
 from orchestra_jax.evaluation.calls import model_figures, several_figures
 from orchestra_jax.evaluation.measures import (
-    intervals,
     local_share,
     preference_utility,
+    question_intervals,
     questions,
     summarize,
     tool_shares,
@@ -162,7 +162,7 @@ class Evaluator:
         if reasons := Counter(trajectory.reason for trajectory in run if trajectory.status is Status.FAILED):
             ((reason, count),) = reasons.most_common(1)
             found["failure"] = f"{reason.rstrip('.')} ({count} of {reasons.total()})."
-        found["intervals"] = intervals(run, work.samples)
+        found["intervals"] = question_intervals(run, work.samples)
         return found if is_part else found | {"tool_shares": tool_shares(run)}
 
     async def collect(self, work: Work) -> list[Trajectory]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.evaluation.figures import Row, value
-from orchestra_jax.evaluation.measures import intervals, summarize
+from orchestra_jax.evaluation.measures import question_intervals, summarize
 from orchestra_jax.evaluation.runner import Evaluator, Work
 from orchestra_jax.types import USER_ROLE, Status, Trajectory, Turn, Usage
 
@@ -29,7 +29,7 @@ class CappedEvaluator(Evaluator):
         found = await super().figures(work, [cut(trajectory, own) for trajectory in run], is_part=is_part)
         for cap, limits in capped(own, self.cfg.evaluation.turn_caps).items():
             some = [cut(trajectory, limits) for trajectory in run]
-            by_cap[str(cap)] = summarize(some) | {"intervals": intervals(some, work.samples)}
+            by_cap[str(cap)] = summarize(some) | {"intervals": question_intervals(some, work.samples)}
         return found | {"turn_caps": by_cap}
 
     async def played(self, work: Work) -> list[Trajectory]:

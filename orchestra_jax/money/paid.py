@@ -80,6 +80,11 @@ class PaidCalls:
     A request that is overdue is not repeated here: the call fails at once, and the request goes on. Its cost is settled
     in the budgets when it ends, and its answer goes into the record, for whoever repeats the call.
 
+    What was refused (`Refused`, e.g. HTTP 429 or 5xx) costs nothing; what was lost (`Lost`) is charged at its worst. A
+    call that fails raises InfrastructureError with the rows that were charged, which `EpisodePlayer.wait` books before
+    it begins the call anew. A trajectory with no try left has `Status.FAILED`: no part in its group's mean and std
+    (`rl.advantages.member_masks`), and none in the loss, the KL included (`training.update`).
+
     Args:
         limiter: limits of the provider.
         replay: the record; None: calls are neither recorded nor replayed.

@@ -132,7 +132,8 @@ def tool(
 
     A ValueError is the policy's doing, such as a bad argument: its text is the observation. After an OSError (time-outs
     are such), an InfrastructureError, or the deadline of all tools (rollout.limits.tool_deadline_s), the call is tried
-    again, and in the end the sample is invalid. Everything else is a bug and ends the run.
+    again, and in the end the sample is invalid. Everything else is a bug and ends the run. A shorter deadline of the
+    tool's own is `async with asyncio.timeout(...)` in the function.
 
     Examples:
         >>> @tool(price_usd=0.01)
@@ -149,7 +150,8 @@ def tool(
 
     Args:
         name: name of the tool; the function's own by default.
-        price_usd: dollars of each executed call if the price list has no entry of this name; `ToolExecutor` charges it.
+        price_usd: dollars of each executed call if the price list has no entry of this name. `ToolExecutor` charges it
+            to ledger and reward. Budgets count only what the function reserves (`money.reservations.acquire`).
         latency_s: seconds per call that the menu shows and the reward counts; None: measured.
         local: True if it runs on the user's own machine.
 

@@ -18,7 +18,9 @@ class Interrupted(Exception):  # noqa: N818  an event, no error
 class CleanInterrupt:
     """A context manager whose first signal asks the run to end after the step under way; a second ends it at once.
 
-    Outside the main thread (a notebook's or sweep's worker) it changes nothing.
+    `Trainer.stop_if_asked` saves that step. If it takes longer than `grace_s`, rollouts under way are given up, and
+    `Trainer.running` saves the step before it; what they cost stays in the run's bill. Outside the main thread (a
+    notebook's or sweep's worker) it changes nothing.
 
     Args:
         grace_s: seconds after the first signal until `late` is called, in a thread of its own (checkpoint.grace_s).

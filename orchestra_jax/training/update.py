@@ -34,8 +34,10 @@ def update(
 ) -> tuple[TrainState, list[Mapping[str, float]]]:
     """Take the optimizer steps of one training step. `state` is used up.
 
-    Every transfer between host and devices in here is explicit: jax.transfer_guard refuses the others, which would cost
-    time in every step.
+    `batching.sequences` makes rows of trajectories, `setup.policy_batches` micro-batches of rows (of shapes by
+    `setup.policy_shapes`), and `Learner.policy_step` divides their losses by figures of all of them together. Every
+    transfer between host and devices in here is explicit: jax.transfer_guard refuses the others, which would cost time
+    in every step.
 
     Args:
         kl_scale: factor on loss.kl_coef in this step.

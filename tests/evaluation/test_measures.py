@@ -5,7 +5,13 @@ import pytest
 
 from orchestra_jax.evaluation.intervals import bootstrap, wilson
 from orchestra_jax.evaluation.judged import disagreements, judge_figures
-from orchestra_jax.evaluation.measures import intervals, local_share, preference_utility, summarize, tool_shares
+from orchestra_jax.evaluation.measures import (
+    local_share,
+    preference_utility,
+    question_intervals,
+    summarize,
+    tool_shares,
+)
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 TOOLS = "python local_search web_search"
@@ -110,8 +116,8 @@ def test_where_everything_failed_nothing_is_known():
 
 def test_intervals_are_of_the_questions_that_did_not_fail():
     some = [run(cost=1.0, latency=7.0), run(cost=3.0, solved=False), run(cost=2.0, solved=False)]
-    found = intervals([*some, run(cost=99.0, status=Status.FAILED)])
-    assert found == intervals(some)
+    found = question_intervals([*some, run(cost=99.0, status=Status.FAILED)])
+    assert found == question_intervals(some)
     assert found["accuracy"] == {"wilson": wilson(1, 3), "bootstrap": bootstrap([1.0, 0.0, 0.0])}
     assert found["cost"] == {"bootstrap": bootstrap([1.0, 3.0, 2.0])}
     assert found["latency"] == {"bootstrap": bootstrap([7.0, 0.0, 0.0])}
@@ -120,7 +126,7 @@ def test_intervals_are_of_the_questions_that_did_not_fail():
 def test_intervals_of_several_samples_weigh_a_question_by_those_that_did_not_fail():
     failed = run(status=Status.FAILED, solved=False)
     asked = [(run(cost=1.0), run(cost=3.0, solved=False)), (run(cost=8.0), failed)] * 10
-    found = intervals([one for some in asked for one in some], 2)
+    found = question_intervals([one for some in asked for one in some], 2)
     assert found["accuracy"] == {"bootstrap": bootstrap([0.5, 1.0] * 10, weights=[2, 1] * 10)}
     assert found["cost"] == {"bootstrap": bootstrap([2.0, 8.0] * 10, weights=[2, 1] * 10)}
 

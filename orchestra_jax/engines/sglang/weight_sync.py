@@ -1,9 +1,12 @@
 """New weights into running SGLang servers, through a checkpoint folder that they read.
 
 A server is paused with mode "retract" (generations under way go back to its queue), reads the weights with their
-version, forgets its cache and goes on. So a generation finishes under the new weights, and says which version sampled
-each token. A server that fails gets one more try while it is still paused, unless it gave no answer at all. If that
-fails too, its weights are unknown: it is told to abort what it was generating and to go on, and the report names it.
+version, forgets its cache and goes on. So a generation finishes under the new weights, and its answer says which
+version sampled each token: `protocol.read_answer` checks it against the versions that the server got, and `Turn.spans`
+keeps it.
+
+A server that fails gets one more try while it is still paused, unless it gave no answer at all. If that fails too, its
+weights are unknown: it is told to abort what it was generating and to go on, and the report names it.
 """
 
 import asyncio

@@ -1,5 +1,7 @@
 """The loss of a batch: token losses, importance correction, KL to a reference, aggregation, and the metrics.
 
+KL and aggregation are here; `surrogates.clipped_surrogate` clips the ratio, `correction` weighs and masks. The settings
+are those of `LossConfig`, and of `AlgorithmConfig` for the entropy bonus, the KL's fade and the rows that carry it.
 Axes: B sequences, T tokens. A row is one sequence: its ratio and its mean are taken over the row's masked tokens, or
 with `share` and `other_log_ratios` over those of all rows of its trajectory.
 
