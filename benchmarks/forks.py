@@ -16,11 +16,10 @@ from short import parse
 
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.rl.batching import MicroBatch, TokenSequence
+from orchestra_jax.rl.batching import MicroBatch, PackShapes, TokenSequence
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.shared import sharing
+from orchestra_jax.rl.packing import pack
 
 VOCAB = 4096
 
@@ -60,8 +59,7 @@ def main() -> None:
     learner = Learner(model, LearnerConfig(LossConfig("grpo"), chunk=512), record)
     rows = forked(given.turns, given.tokens, given.thought, given.members)
     state = learner.init(init_params(model, jax.random.key(0)))
-    shapes = PackShapes(given.rows)
-    batches = {"again": pack(rows, shapes), "once": pack(rows, sharing(shapes))}
+    batches = {"again": pack(rows, PackShapes(given.rows)), "once": pack(rows, PackShapes(given.rows, shared=True))}
     seconds: dict[str, list[float]] = {"again": [], "once": []}
     gradients = {}
     for repetition in range(given.repeat + 1):

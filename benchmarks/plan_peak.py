@@ -48,11 +48,11 @@ def measure(case: str, tokens: int, layers: int, micro_batches: int) -> dict[str
     from orchestra_jax.models.sharding import make_mesh
     from orchestra_jax.models.sizes import num_params
     from orchestra_jax.planning.plan import Job, make_plan
+    from orchestra_jax.rl.batching import PackShapes
     from orchestra_jax.rl.learner import LearnerConfig
     from orchestra_jax.rl.losses import LossConfig
     from orchestra_jax.rl.mesh_learner import MeshLearner
     from orchestra_jax.rl.optimizer import make_optimizer
-    from orchestra_jax.rl.packing import PackShapes
 
     config = Qwen3Config(32768, 1024, 3072, layers, 16, 8, 64, tie_word_embeddings=True, **CASES[case])
     cfg, optimizer = LearnerConfig(LossConfig("sequence"), chunk=256), OptimizerConfig(1e-6)

@@ -19,7 +19,8 @@ import orchestra_jax as oj
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.families import preset_config
 from orchestra_jax.rl.batching import TokenSequence
-from orchestra_jax.rl.setup import policy_batches, policy_learner, policy_shapes
+from orchestra_jax.rl.packing import policy_batches, policy_shapes
+from orchestra_jax.rl.setup import policy_learner
 
 VOCAB = 576
 FORMS = {"shared": {}, "own": {"sequences_per_row": 1, "micro_tokens": 1800}}

@@ -28,12 +28,11 @@ from orchestra_jax.models.lora import LoRA
 from orchestra_jax.models.sharding import MeshSharding, make_mesh
 from orchestra_jax.planning.fused import SHARED, attention_flops, stand_in_attention, uses_cudnn
 from orchestra_jax.planning.hlo import Collective, ProgramCost, program_cost
-from orchestra_jax.rl.batching import BatchShape
+from orchestra_jax.rl.batching import BatchShape, PackShapes, bin_parts
 from orchestra_jax.rl.distributed import abstract_batch
 from orchestra_jax.rl.learner import LearnerConfig
 from orchestra_jax.rl.mesh_learner import MeshLearner
 from orchestra_jax.rl.optimizer import make_optimizer
-from orchestra_jax.rl.packing import PackShapes, bin_parts
 from orchestra_jax.rl.shared import room, row_sequences
 
 USABLE = 0.92  # share of a GPU's memory that JAX may take; CUDA, NCCL and the libraries need the rest

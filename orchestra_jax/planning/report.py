@@ -19,9 +19,9 @@ from orchestra_jax.planning.glance import show_glance
 from orchestra_jax.planning.layout import layout_of
 from orchestra_jax.planning.plan import Job, Plan, make_plan, reserve_cpu_devices
 from orchestra_jax.planning.rollouts import forks
-from orchestra_jax.rl.batching import BatchShape, MicroShapes, select_size
-from orchestra_jax.rl.packing import PackShapes
-from orchestra_jax.rl.setup import adapters, learner_config, policy_shapes, ratio_spans_rows, separate_old_pass
+from orchestra_jax.rl.batching import BatchShape, MicroShapes, PackShapes, select_size
+from orchestra_jax.rl.packing import policy_shapes
+from orchestra_jax.rl.setup import adapters, learner_config, ratio_spans_rows, separate_old_pass
 from orchestra_jax.rl.shared import compiled_pieces
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.forecast import forecast
@@ -77,7 +77,7 @@ def job_of(cfg: RunConfig) -> Job:
         adapters=adapters(cfg.model.lora),
         forks=forks(cfg.plan, cfg.rollout),
         row_sequences=shapes.row_sequences if isinstance(shapes, PackShapes) else None,
-        share=isinstance(shapes, PackShapes) and shapes.packer is not None,
+        share=isinstance(shapes, PackShapes) and shapes.shared,
         scored=related + (1.0 if separate_old_pass(algorithm) else 0.0),
         engine=engine_bytes(cfg, model),
     )

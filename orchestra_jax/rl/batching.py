@@ -7,6 +7,7 @@ are sorted by width into a few fixed shapes, so nothing recompiles after the fir
 several sequences instead.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -207,6 +208,28 @@ class MicroShapes:
         return rows, max(1, rows // self.rows_per_prefix) if self.prefix_widths else 1
 
 
+@dataclass(frozen=True)
+class PackShapes:
+    """The shapes of packed micro-batches on each batch shard of the mesh; each is compiled when it is first needed."""
+
+    row_length: int  # tokens of a row; the longest sequence must fit
+    rows: int = 1  # of a micro-batch
+    sequences: int = 64  # of a micro-batch
+    response_fractions: tuple[float, ...] = (0.5,)  # see `MicroShapes`
+    row_sequences: int | None = None  # most sequences of a row; None: as many as fit
+    shared: bool = False  # sequences that begin alike have their common beginning in a row once (`rl.shared`)
+
+    def __post_init__(self) -> None:
+        if min(self.row_length, self.rows, self.row_sequences or 1) < 1 or self.sequences < self.rows:
+            raise ValueError(f"PackShapes needs row_length >= 1 and sequences >= rows >= 1, not {self}.")
+
+    def batch_shape(self, selected: int | None = None, pieces: int = 1) -> BatchShape:
+        """Return the compiled shape for R = `selected`, or for the smallest of the response fractions."""
+        if selected is None:
+            selected = select_size(0, self.rows * self.row_length, self.response_fractions)
+        return BatchShape(self.rows, self.row_length, self.sequences, self.row_length, 1, 0, pieces, selected)
+
+
 # Few rows are as wide as the widest shape. A second shape of other widths takes longer to compile than padding takes.
 _LEFT_OVER = 8
 
@@ -244,6 +267,41 @@ def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[Mi
                 part.append(sharing)
         batches += _cut(part, width, shapes)
     return batches
+
+
+def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[int]]:
+    """Put sequences into rows: the longest first, each into the fullest row that still holds it (best fit).
+
+    A row has `row_length` tokens and at most `most` sequences. Returns the sequences' indices, row by row.
+    """
+    rows: list[list[int]] = []
+    open_rows: list[tuple[int, int]] = []  # (free tokens, row), ascending
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        at = bisect.bisect_left(open_rows, (lengths[index], -1))
+        if at == len(open_rows):
+            free, row = row_length, len(rows)
+            rows.append([])
+        else:
+            free, row = open_rows.pop(at)
+        rows[row].append(index)
+        if len(rows[row]) < most:
+            bisect.insort(open_rows, (free - lengths[index], row))
+    return rows
+
+
+def bin_parts(lengths: Sequence[int], shapes: PackShapes) -> list[list[list[int]]]:
+    """Return the sequences' indices, micro-batch by micro-batch (of one batch shard) and row by row."""
+    # Rows of many sequences first, each into the first micro-batch with room for it.
+    parts: list[list[list[int]]] = []
+    most = min(shapes.sequences, shapes.row_sequences or shapes.sequences)
+    for row in sorted(bin_rows(lengths, shapes.row_length, most), key=len, reverse=True):
+        for part in parts:
+            if len(part) < shapes.rows and sum(map(len, part)) + len(row) <= shapes.sequences:
+                part.append(row)
+                break
+        else:
+            parts.append([row])
+    return parts
 
 
 def check_start(row: TokenSequence, start: int = 0) -> None:

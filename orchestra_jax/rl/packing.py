@@ -1,74 +1,86 @@
-"""Several sequences in one row: a bin packer, and the packed micro-batches of a fixed set of shapes."""
+"""Cut the rows of an optimizer step into micro-batches: their shapes, and several sequences packed into one row."""
 
-import bisect
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from orchestra_jax.rl.batching import BatchShape, MicroBatch, TokenSequence, check_start, select_size
+from orchestra_jax.config.algorithm import AlgorithmConfig
+from orchestra_jax.config.choices import AttentionBackend, DType, History
+from orchestra_jax.config.schema import ModelConfig
+from orchestra_jax.rl.batching import (
+    MicroBatch,
+    MicroShapes,
+    PackShapes,
+    TokenSequence,
+    bin_parts,
+    check_start,
+    micro_batches,
+    select_size,
+)
 
 
-@dataclass(frozen=True)
-class PackShapes:
-    """The shapes of packed micro-batches on each batch shard of the mesh; each is compiled when it is first needed."""
+def policy_shapes(
+    algorithm: AlgorithmConfig, model: ModelConfig, longest: int, history: History = History.keep
+) -> MicroShapes | PackShapes:
+    """Return the shapes of the update's micro-batches on one batch shard.
 
-    row_length: int  # tokens of a row; the longest sequence must fit
-    rows: int = 1  # of a micro-batch
-    sequences: int = 64  # of a micro-batch
-    response_fractions: tuple[float, ...] = (0.5,)  # see `MicroShapes`
-    row_sequences: int | None = None  # most sequences of a row; None: as many as fit
-    packer: Callable[..., list[MicroBatch]] | None = None  # instead of `pack`: `rl.shared.pack_shared`
+    Unpacked: the configured widths and `longest`. Packed: one shape. Each has algorithm.micro_tokens tokens, shared
+    prefixes not counted, and at least one row.
 
-    def __post_init__(self) -> None:
-        if min(self.row_length, self.rows, self.row_sequences or 1) < 1 or self.sequences < self.rows:
-            raise ValueError(
-                f"PackShapes needs row_length >= 1 and sequences >= rows >= 1, not row_length={self.row_length}, "
-                f"rows={self.rows} and sequences={self.sequences}."
-            )
-
-    def batch_shape(self, selected: int | None = None, pieces: int = 1) -> BatchShape:
-        """Return the compiled shape for R = `selected`, or for the smallest of the response fractions."""
-        if selected is None:
-            selected = select_size(0, self.rows * self.row_length, self.response_fractions)
-        return BatchShape(self.rows, self.row_length, self.sequences, self.row_length, 1, 0, pieces, selected)
-
-
-def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[int]]:
-    """Put sequences into rows: the longest first, each into the fullest row that still holds it (best fit).
-
-    A row has `row_length` tokens and at most `most` sequences. Returns the sequences' indices, row by row.
+    Args:
+        longest: tokens of the longest trajectory, which must fit: rollout.limits.max_length.
+        history: where it forks trajectories, packed rows share what forks begin with (`algorithm.share_prefix`).
     """
-    rows: list[list[int]] = []
-    open_rows: list[tuple[int, int]] = []  # (free tokens, row), ascending
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        at = bisect.bisect_left(open_rows, (lengths[index], -1))
-        if at == len(open_rows):
-            free, row = row_length, len(rows)
-            rows.append([])
-        else:
-            free, row = open_rows.pop(at)
-        rows[row].append(index)
-        if len(rows[row]) < most:
-            bisect.insort(open_rows, (free - lengths[index], row))
-    return rows
+    fractions = tuple(algorithm.response_fractions)
+    if algorithm.packing:
+        length = algorithm.row_length or longest
+        rows = max(1, algorithm.micro_tokens // length)
+        most = most_packed(model, length)
+        shared = algorithm.share_prefix and history is not History.keep
+        return PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions, most, shared)
+
+    def reaching(widths: list[int]) -> tuple[int, ...]:
+        return tuple(sorted({*(width for width in widths if width < longest), longest}))
+
+    return MicroShapes(
+        algorithm.micro_tokens,
+        reaching(algorithm.row_widths),
+        reaching(algorithm.prefix_widths) if algorithm.share_prefix else (),
+        rows_per_prefix=-(-max(8, algorithm.group_size) // algorithm.sequences_per_row),
+        response_fractions=fractions,
+        sequences_per_row=algorithm.sequences_per_row,
+    )
 
 
-def bin_parts(lengths: Sequence[int], shapes: PackShapes) -> list[list[list[int]]]:
-    """Return the sequences' indices, micro-batch by micro-batch (of one batch shard) and row by row."""
-    # Rows of many sequences first, each into the first micro-batch with room for it.
-    parts: list[list[list[int]]] = []
-    most = min(shapes.sequences, shapes.row_sequences or shapes.sequences)
-    for row in sorted(bin_rows(lengths, shapes.row_length, most), key=len, reverse=True):
-        for part in parts:
-            if len(part) < shapes.rows and sum(map(len, part)) + len(row) <= shapes.sequences:
-                part.append(row)
-                break
-        else:
-            parts.append([row])
-    return parts
+def most_packed(model: ModelConfig, length: int) -> int | None:
+    """Return the most sequences that cuDNN, where it may run, takes in a packed row; None for no limit.
+
+    The same rows are packed on every machine, since the backend is not known before the model is traced.
+    """
+    if model.attention is AttentionBackend.xla or model.dtype is not DType.bfloat16:
+        return None
+    from orchestra_jax.models.attention.cudnn import max_segments
+
+    return max_segments(length) - 1
+
+
+def policy_batches(
+    rows: Sequence[TokenSequence], shapes: MicroShapes | PackShapes, shards: int = 1
+) -> list[MicroBatch]:
+    """Cut the rows of one optimizer step into micro-batches.
+
+    `pack` makes those of `PackShapes`, `batching.micro_batches` the others. `shards` is S, the batch shards of the mesh
+    that this process feeds: `distributed.stack_parts` puts S micro-batches side by side. A ValueError tells of a row
+    that is too long, or begins with a sampled token.
+    """
+    parts = pack(rows, shapes) if isinstance(shapes, PackShapes) else micro_batches(rows, shapes)
+    if shards == 1:
+        return parts
+    from orchestra_jax.rl.distributed import stack_parts
+
+    return stack_parts(parts, shards)
 
 
 def pack(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBatch]:
@@ -87,8 +99,10 @@ def pack(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBa
         raise ValueError(
             f"A sequence of {max(lengths)} tokens exceeds the packed row of {shapes.row_length}; lengthen the row."
         )
-    if shapes.packer is not None:
-        return shapes.packer(sequences, shapes)
+    if shapes.shared:
+        from orchestra_jax.rl.shared import pack_shared
+
+        return pack_shared(sequences, shapes)
     parts = bin_parts(lengths, shapes)
     return [_packed([[sequences[i] for i in row] for row in part], shapes) for part in parts]
 

@@ -1,21 +1,18 @@
-"""Make the parts of the update from the settings: mesh, micro-batches, learners."""
+"""Make the parts of the update from the settings: mesh, adapters, learners."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
 
 from orchestra_jax.config.algorithm import AlgorithmConfig
-from orchestra_jax.config.choices import Aggregation, AttentionBackend, DType, FilteredRows, History
+from orchestra_jax.config.choices import Aggregation, FilteredRows, History
 from orchestra_jax.config.rollout import RolloutConfig
-from orchestra_jax.config.schema import LoraConfig, MeshConfig, ModelConfig, WarmStartConfig
+from orchestra_jax.config.schema import LoraConfig, MeshConfig, WarmStartConfig
 from orchestra_jax.models.base import DecoderConfig
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LOSSES, LossConfig, aggregation_of, recomputes_old
 from orchestra_jax.rl.optimizer import make_optimizer
-from orchestra_jax.rl.packing import PackShapes, pack
 
 if TYPE_CHECKING:  # needed with adapters only
     from orchestra_jax.models.lora import LoRA
@@ -44,72 +41,6 @@ def kl_scale(algorithm: AlgorithmConfig, step: int, steps: int) -> float:
     """Return the factor on loss.kl_coef: it falls from 1 linearly to kl_final over the first kl_fade of the run."""
     faded = min(1.0, step / max(1.0, algorithm.kl_fade * steps)) if algorithm.kl_fade else 1.0
     return 1.0 - (1.0 - algorithm.kl_final) * faded
-
-
-def policy_shapes(
-    algorithm: AlgorithmConfig, model: ModelConfig, longest: int, history: History = History.keep
-) -> MicroShapes | PackShapes:
-    """Return the shapes of the update's micro-batches on one batch shard.
-
-    Unpacked: the configured widths and `longest`. Packed: one shape. Each has algorithm.micro_tokens tokens, shared
-    prefixes not counted, and at least one row.
-
-    Args:
-        longest: tokens of the longest trajectory, which must fit: rollout.limits.max_length.
-        history: where it forks trajectories, packed rows share what forks begin with (`algorithm.share_prefix`).
-    """
-    fractions = tuple(algorithm.response_fractions)
-    if algorithm.packing:
-        length = algorithm.row_length or longest
-        rows = max(1, algorithm.micro_tokens // length)
-        most = most_packed(model, length)
-        shapes = PackShapes(length, rows, max(rows, algorithm.row_sequences), fractions, most)
-        if algorithm.share_prefix and history is not History.keep:
-            from orchestra_jax.rl.shared import sharing
-
-            return sharing(shapes)
-        return shapes
-
-    def reaching(widths: list[int]) -> tuple[int, ...]:
-        return tuple(sorted({*(width for width in widths if width < longest), longest}))
-
-    return MicroShapes(
-        algorithm.micro_tokens,
-        reaching(algorithm.row_widths),
-        reaching(algorithm.prefix_widths) if algorithm.share_prefix else (),
-        rows_per_prefix=-(-max(8, algorithm.group_size) // algorithm.sequences_per_row),
-        response_fractions=fractions,
-        sequences_per_row=algorithm.sequences_per_row,
-    )
-
-
-def most_packed(model: ModelConfig, length: int) -> int | None:
-    """Return the most sequences that cuDNN, where it may run, takes in a packed row; None for no limit.
-
-    The same rows are packed on every machine, since the backend is not known before the model is traced.
-    """
-    if model.attention is AttentionBackend.xla or model.dtype is not DType.bfloat16:
-        return None
-    from orchestra_jax.models.attention.cudnn import max_segments
-
-    return max_segments(length) - 1
-
-
-def policy_batches(
-    rows: Sequence[TokenSequence], shapes: MicroShapes | PackShapes, shards: int = 1
-) -> list[MicroBatch]:
-    """Cut the rows of one optimizer step into micro-batches.
-
-    `packing.pack` (or its `packer`, `shared.pack_shared`) makes those of `PackShapes`, `batching.micro_batches` the
-    others. `shards` is S, the batch shards of the mesh that this process feeds: `distributed.stack_parts` puts S
-    micro-batches side by side. A ValueError tells of a row that is too long, or begins with a sampled token.
-    """
-    parts = pack(rows, shapes) if isinstance(shapes, PackShapes) else micro_batches(rows, shapes)
-    if shards == 1:
-        return parts
-    from orchestra_jax.rl.distributed import stack_parts
-
-    return stack_parts(parts, shards)
 
 
 def policy_updates(algorithm: AlgorithmConfig, steps: int) -> int:

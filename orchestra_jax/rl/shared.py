@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from orchestra_jax.rl.batching import MicroBatch, TokenSequence, select_size
-from orchestra_jax.rl.packing import PackShapes, bin_parts, bin_rows
+from orchestra_jax.rl.batching import MicroBatch, PackShapes, TokenSequence, bin_parts, bin_rows, select_size
 
 
 @dataclass
@@ -77,11 +76,6 @@ def _common(one: Int[np.ndarray, " n"], other: Int[np.ndarray, " m"]) -> int:
     length = min(len(one), len(other))
     differ = np.flatnonzero(one[:length] != other[:length])
     return int(differ[0]) if len(differ) else length
-
-
-def sharing(shapes: PackShapes) -> PackShapes:
-    """Return the shapes with `pack_shared` as their packer."""
-    return dataclasses.replace(shapes, packer=pack_shared)
 
 
 def pack_shared(sequences: Sequence[TokenSequence], shapes: PackShapes) -> list[MicroBatch]:

@@ -19,12 +19,12 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import MicroBatch
 from orchestra_jax.rl.groups import GroupRewards, trained_groups
 from orchestra_jax.rl.optimizer import learning_rate
+from orchestra_jax.rl.packing import policy_shapes
 from orchestra_jax.rl.setup import (
     adapters,
     device_mesh,
     kl_scale,
     policy_learner,
-    policy_shapes,
     policy_updates,
     ratio_spans_rows,
     warm_learner,

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.choices import FilteredRows
 from orchestra_jax.models.base import Params
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, sequences
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, PackShapes, sequences
 from orchestra_jax.rl.learner import Learner, TrainState
-from orchestra_jax.rl.packing import PackShapes
-from orchestra_jax.rl.setup import policy_batches, separate_old_pass
+from orchestra_jax.rl.packing import policy_batches
+from orchestra_jax.rl.setup import separate_old_pass
 from orchestra_jax.types import Status, Trajectory
 
 
@@ -34,10 +34,9 @@ def update(
 ) -> tuple[TrainState, list[Mapping[str, float]]]:
     """Take the optimizer steps of one training step. `state` is used up.
 
-    `batching.sequences` makes rows of trajectories, `setup.policy_batches` micro-batches of rows (of shapes by
-    `setup.policy_shapes`), and `Learner.policy_step` divides their losses by figures of all of them together. Every
-    transfer between host and devices in here is explicit: jax.transfer_guard refuses the others, which would cost time
-    in every step.
+    `batching.sequences` makes rows of trajectories, `packing.policy_batches` micro-batches of rows, and
+    `Learner.policy_step` divides their losses by figures of all of them together. Every transfer between host and
+    devices in here is explicit: jax.transfer_guard refuses the others, which would cost time in every step.
 
     Args:
         kl_scale: factor on loss.kl_coef in this step.

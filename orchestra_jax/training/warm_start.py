@@ -13,10 +13,9 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Demonstrations, Environment
 from orchestra_jax.processes import Processes
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, sequences
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, PackShapes, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner
-from orchestra_jax.rl.packing import PackShapes
-from orchestra_jax.rl.setup import most_packed, policy_batches
+from orchestra_jax.rl.packing import most_packed, policy_batches
 from orchestra_jax.rollout.collector import share_all
 from orchestra_jax.training.loggers.progress import ProgressBar
 from orchestra_jax.training.trainer import Trainer

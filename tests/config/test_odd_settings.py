@@ -18,7 +18,8 @@ from orchestra_jax.config.messages import keys
 from orchestra_jax.config.missing import missing_inputs
 from orchestra_jax.config.schema import ConfigError, DataConfig, RunConfig
 from orchestra_jax.rl.losses.constant import with_constant
-from orchestra_jax.rl.setup import adapters, policy_shapes
+from orchestra_jax.rl.packing import policy_shapes
+from orchestra_jax.rl.setup import adapters
 from tests.composed import composed
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -25,14 +25,12 @@ from orchestra_jax.planning import report as plan_report
 from orchestra_jax.planning.fused import attention_flops
 from orchestra_jax.planning.plan import Job, Plan, make_plan
 from orchestra_jax.planning.report import advice, job_of, model_config, show, smallest_gpu
-from orchestra_jax.rl.batching import BatchShape, TokenSequence
+from orchestra_jax.rl.batching import BatchShape, PackShapes, TokenSequence
 from orchestra_jax.rl.learner import LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.mesh_learner import MeshLearner
 from orchestra_jax.rl.optimizer import make_optimizer
-from orchestra_jax.rl.packing import PackShapes
-from orchestra_jax.rl.setup import policy_batches
-from orchestra_jax.rl.shared import sharing
+from orchestra_jax.rl.packing import policy_batches
 from tests.training.test_trainer import config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,8 +92,7 @@ def test_peak_is_what_runs_and_what_waits_beside_it(plan: Plan) -> None:
 def test_the_micro_batches_that_wait_on_a_device_are_counted(
     plan: Plan, share: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes = PackShapes(64, rows=2, sequences=4)
-    shapes = sharing(shapes) if share else shapes
+    shapes = PackShapes(64, rows=2, sequences=4, shared=share)
     row = (False,) * 16 + (True,) * 16, (0.0,) * 32, 15, 1.0
     sequences = [TokenSequence((n + 1, *range(2, 33)), *row) for n in range(64)]
     cfg = dataclasses.replace(plan.job.learner, count_all=False)

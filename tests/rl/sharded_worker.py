@@ -17,16 +17,15 @@ def main(process: int, port: str, folder: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", PROCESSES, process)
     from orchestra_jax.models.sharding import make_mesh
-    from orchestra_jax.rl.packing import PackShapes
-    from orchestra_jax.rl.setup import policy_batches
-    from orchestra_jax.rl.shared import sharing
+    from orchestra_jax.rl.batching import PackShapes
+    from orchestra_jax.rl.packing import policy_batches
     from tests.rl import test_sharded_step as shared
 
     learner = shared.make_learner(make_mesh(data=2, fsdp=2))
     assert learner.shards == 2
     for layout, sequences, shapes in (
         ("alone", shared.SEQUENCES, PackShapes(26, 1, 4, response_fractions=(0.25, 0.5))),
-        ("sharing", shared.FORKED, sharing(PackShapes(64, 1, 16, response_fractions=(0.25, 0.5)))),
+        ("sharing", shared.FORKED, PackShapes(64, 1, 16, response_fractions=(0.25, 0.5), shared=True)),
     ):
         # Process 0 has most sequences: the other one fills up with empty micro-batches, of another response share.
         first = len(sequences) * 2 // 3

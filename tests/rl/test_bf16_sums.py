@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 
 from orchestra_jax.models.llama import Qwen2Config
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.shared import sharing
+from orchestra_jax.rl.packing import pack
 from tests.models.trees import drawn_params
 
 from .packed_rows import recorder
 
 ROWS, WIDTH = 512, 4
 SHAPES = MicroShapes(ROWS * WIDTH, (WIDTH,), (1,))
-PACKED = sharing(PackShapes(ROWS * WIDTH, 1, ROWS))
+PACKED = PackShapes(ROWS * WIDTH, 1, ROWS, shared=True)
 # All rows say the same after one prompt, so that all terms of a sum are alike.
 SEQUENCES = [TokenSequence((5, 3, 3, 3, 3), (False, False, True, True, True), (0.0,) * 5, 1, 1.0)] * ROWS
 MODEL = Qwen2Config(

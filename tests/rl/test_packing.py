@@ -1,5 +1,7 @@
 import functools
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -8,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra_jax.models.attention.cudnn import max_segments, segment_table
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, PackShapes, TokenSequence, bin_rows, micro_batches
 from orchestra_jax.rl.distributed import shape_of
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.packing import PackShapes, bin_rows, pack
-from orchestra_jax.rl.setup import policy_batches, policy_shapes
+from orchestra_jax.rl.packing import pack, policy_batches, policy_shapes
 from tests.models.trees import drawn_params
 from tests.training.test_trainer import config
 
@@ -129,7 +130,9 @@ def test_what_does_not_fit_is_an_error():
     (long,) = [s for s in random_sequences(0, 40) if len(s.tokens) == 20][:1]
     with pytest.raises(ValueError, match="A sequence of 20 tokens exceeds the packed row of 19"):
         pack([long], PackShapes(19))
-    with pytest.raises(ValueError, match="sequences >= rows >= 1, not row_length=32, rows=4 and sequences=3"):
+    with pytest.raises(
+        ValueError, match=r"sequences >= rows >= 1, not PackShapes\(row_length=32, rows=4, sequences=3, "
+    ):
         PackShapes(32, 4, 3)
     bad = TokenSequence((1, 2), (True, True), (-1.0, -1.0), 0, 1.0)
     with pytest.raises(ValueError, match="begins with a sampled token"):
@@ -221,3 +224,12 @@ def test_nothing_compiles_after_the_warm_up(compiled):
     assert counts == [counts[0]] * 6
     assert [counts[0][function.__name__] for function in programs] == [1] * 5
     assert len(sizes) > 1
+
+
+def test_a_micro_batch_has_a_prompt_for_each_group_of_its_rows(tmp_path: Path):
+    cfg = config(tmp_path)
+    width = cfg.algorithm.row_widths[0]
+    for size, alike, prompts in ((4, 1, 8), (8, 1, 8), (16, 1, 4), (8, 2, 16), (16, 4, 16)):
+        given = replace(cfg.algorithm, group_size=size, micro_tokens=64 * 32, sequences_per_row=alike)
+        shapes = policy_shapes(given, cfg.model, 128)
+        assert shapes.sizes(width) == (64 * 32 // width, max(1, 64 * 32 // width * prompts // 64))

@@ -1,7 +1,4 @@
-"""The parts of the update as settings describe them: shapes, KL, rates."""
-
-from dataclasses import replace
-from pathlib import Path
+"""The parts of the update as settings describe them: the KL, temperature, rates."""
 
 import optax
 import pytest
@@ -10,18 +7,8 @@ from orchestra_jax.config.algorithm import AlgorithmConfig
 from orchestra_jax.config.rollout import RolloutConfig
 from orchestra_jax.config.schema import WarmStartConfig
 from orchestra_jax.rl import setup
-from tests.training.test_trainer import config
 
 from .trajectories import MODEL
-
-
-def test_a_micro_batch_has_a_prompt_for_each_group_of_its_rows(tmp_path: Path):
-    cfg = config(tmp_path)
-    width = cfg.algorithm.row_widths[0]
-    for size, alike, prompts in ((4, 1, 8), (8, 1, 8), (16, 1, 4), (8, 2, 16), (16, 4, 16)):
-        given = replace(cfg.algorithm, group_size=size, micro_tokens=64 * 32, sequences_per_row=alike)
-        shapes = setup.policy_shapes(given, cfg.model, 128)
-        assert shapes.sizes(width) == (64 * 32 // width, max(1, 64 * 32 // width * prompts // 64))
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,13 @@ from jax.sharding import PartitionSpec as P
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import make_mesh
-from orchestra_jax.rl.batching import MicroShapes, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, PackShapes, micro_batches
 from orchestra_jax.rl.distributed import abstract_batch
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.mesh_learner import MeshLearner
 from orchestra_jax.rl.optimizer import make_optimizer
-from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.setup import policy_batches
-from orchestra_jax.rl.shared import sharing
+from orchestra_jax.rl.packing import pack, policy_batches
 from tests.models.trees import drawn_params
 from tests.processes.running import free_port
 
@@ -105,7 +103,7 @@ def test_a_sharded_step_is_that_of_one_device(sizes, config):
 def test_sequences_that_begin_alike_step_on_a_mesh_as_alone_on_one_device():
     config = UNTIED_SCAN.replace(remat="full")
     learner = make_learner(make_mesh(1, 4, 2), config)
-    found = two_steps(learner, policy_batches(FORKED, sharing(PackShapes(64, 1, 16)), 4))
+    found = two_steps(learner, policy_batches(FORKED, PackShapes(64, 1, 16, shared=True), 4))
     wanted = two_steps(make_learner(config=config), pack(FORKED, PackShapes(64, 4, 64)))
     assert_trees_close(found[0].opt_state[0], wanted[0].opt_state[0], rtol=2e-5)
     assert_trees_close(found[0].params, wanted[0].params, rtol=2e-5)

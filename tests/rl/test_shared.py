@@ -12,19 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestra_jax.config.choices import History
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence, micro_batches
 from orchestra_jax.rl.distributed import agree_on_batches, multihost_utils, shape_of, stack_parts
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.packing import PackShapes, pack
-from orchestra_jax.rl.setup import policy_shapes
-from orchestra_jax.rl.shared import pack_shared, sharing
+from orchestra_jax.rl.packing import pack, policy_shapes
+from orchestra_jax.rl.shared import pack_shared
 from tests.training.test_trainer import config
 
 from .packed_rows import VOCAB, assert_trees_close, recording_sgd
 from .test_packing import CONFIG, gradient
 
-SHAPES = sharing(PackShapes(64, 2, 32))
+SHAPES = PackShapes(64, 2, 32, shared=True)
 
 
 def forked(seed: int, groups: int = 2, members: int = 3, turns: int = 4) -> list[TokenSequence]:
@@ -78,7 +77,7 @@ def taken_out(batch):
 @given(st.integers(0, 999), st.integers(1, 3), st.integers(40, 70), st.integers(2, 12))
 def test_every_sequence_is_there_once_and_is_predicted_by_its_own_tokens(seed, rows, length, most):
     sequences = forked(seed)
-    batches = pack(sequences, sharing(PackShapes(length, rows, most * rows, row_sequences=most)))
+    batches = pack(sequences, PackShapes(length, rows, most * rows, row_sequences=most, shared=True))
     found, sampled, run = zip(*map(taken_out, batches), strict=True)
     assert sorted(itertools.chain(*found)) == sorted(sequence.tokens for sequence in sequences)
     wanted = [
@@ -93,7 +92,7 @@ def test_every_sequence_is_there_once_and_is_predicted_by_its_own_tokens(seed, r
 def test_what_begins_alike_is_run_once():
     sequences = forked(3, groups=1, members=2, turns=4)
     assert len(sequences) > 4
-    (batch,) = pack(sequences, sharing(PackShapes(200, 1, 32)))
+    (batch,) = pack(sequences, PackShapes(200, 1, 32, shared=True))
     beginnings = {sequence.tokens[: n + 1] for sequence in sequences for n in range(len(sequence.tokens))}
     # A token for each node of the tree of beginnings, and one that is repeated for each sequence but the first.
     _, _, run = taken_out(batch)
@@ -103,7 +102,7 @@ def test_what_begins_alike_is_run_once():
 
 def test_rollouts_that_say_the_same_leave_room_for_the_log_probs_of_each():
     same = [TokenSequence((*range(1, 21),), (False,) * 4 + (True,) * 16, (-1.0,) * 20, 3, 1.0, n) for n in range(8)]
-    batches = pack(same, sharing(PackShapes(32, 2, 64, row_sequences=32)))
+    batches = pack(same, PackShapes(32, 2, 64, row_sequences=32, shared=True))
     _, sampled, _ = zip(*map(taken_out, batches), strict=True)
     assert sorted(map(len, itertools.chain(*sampled))) == [16] * 8
 
@@ -111,7 +110,7 @@ def test_rollouts_that_say_the_same_leave_room_for_the_log_probs_of_each():
 def test_prompts_that_only_have_a_system_message_in_common_stay_apart():
     row = (False,) * 6 + (True,) * 2, (0.0,) * 8, 5, 1.0
     strangers = [TokenSequence((1, 2, *range(first, first + 6)), *row) for first in (3, 12)]
-    (apart,) = pack(strangers, sharing(PackShapes(40, 1, 4)))
+    (apart,) = pack(strangers, PackShapes(40, 1, 4, shared=True))
     assert taken_out(apart)[2] == 16
 
 
@@ -132,15 +131,15 @@ def test_gradients_are_those_of_sequences_alone(loss):
 
 def test_packed_rows_share_where_histories_fork(tmp_path):
     cfg = config(tmp_path, "algorithm.packing=true").algorithm, config(tmp_path).model, 64
-    assert policy_shapes(*cfg, History.drop_thinking).packer is pack_shared
-    assert policy_shapes(*cfg, History.keep).packer is None
-    assert policy_shapes(replace(cfg[0], share_prefix=False), *cfg[1:], History.drop_thinking).packer is None
+    assert policy_shapes(*cfg, History.drop_thinking).shared
+    assert not policy_shapes(*cfg, History.keep).shared
+    assert not policy_shapes(replace(cfg[0], share_prefix=False), *cfg[1:], History.drop_thinking).shared
 
 
 def of_pieces(*counts: int) -> list:
     """A part of each number of pieces, with a sequence in its first piece."""
     row = TokenSequence((1, 2, 3), (False, False, True), (0.0, 0.0, -1.0), 1, 1.0)
-    (part,) = pack_shared([row], sharing(PackShapes(8, 1, 4)))
+    (part,) = pack_shared([row], PackShapes(8, 1, 4, shared=True))
     assert shape_of(part).pieces == 4
 
     def widened(count: int):

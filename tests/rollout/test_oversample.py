@@ -16,7 +16,7 @@ from orchestra_jax.io.stopwatch import Stopwatch
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.processes import Processes
 from orchestra_jax.rl.batching import sequences
-from orchestra_jax.rl.setup import policy_shapes
+from orchestra_jax.rl.packing import policy_shapes
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.pausing import PausingEngine
 from orchestra_jax.training.build import make_collector, make_policy, rollout_source
@@ -169,7 +169,7 @@ def test_a_trajectory_continued_under_newer_weights_trains_every_token_once_with
     rows = [row for t in second for row in sequences(t, 0.5)]
     sampled = [((*row.tokens,), {n: p for n, p in enumerate(row.logprobs) if row.sampled[n]}) for row in rows]
     assert sum(len(loss) for _, loss in sampled) == sum(len(turn.sampled_ids) for t in second for turn in t.turns)
-    from orchestra_jax.rl.setup import policy_batches
+    from orchestra_jax.rl.packing import policy_batches
 
     found = [row for batch in policy_batches(rows, shapes) for part in parts(batch) for row in trained(part)]
     assert canonical(found) == canonical(sampled)

@@ -11,7 +11,8 @@ from orchestra_jax.config.choices import History
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.rl import forks
-from orchestra_jax.rl.setup import policy_learner, policy_shapes, ratio_spans_rows
+from orchestra_jax.rl.packing import policy_shapes
+from orchestra_jax.rl.setup import policy_learner, ratio_spans_rows
 from orchestra_jax.training.update import _minibatches, update
 from orchestra_jax.types import Preference, Turn
 from tests.rl.trajectories import MODEL, task, trajectory, weights

@@ -15,7 +15,7 @@ from orchestra_jax.money.budgets import Budget, Spending
 from orchestra_jax.processes import Processes
 from orchestra_jax.processes.lifeline import GONE
 from orchestra_jax.rl.groups import GroupRewards, group_arrays, reward_groups
-from orchestra_jax.rl.setup import policy_shapes
+from orchestra_jax.rl.packing import policy_shapes
 from orchestra_jax.training import trainer as trainer_module
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.trainer import Trainer

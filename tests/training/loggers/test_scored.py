@@ -13,10 +13,10 @@ from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.evaluation.decoding import read_groups
 from orchestra_jax.processes import Processes
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, sequences
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, PackShapes, sequences
 from orchestra_jax.rl.learner import Learner
-from orchestra_jax.rl.packing import PackShapes
-from orchestra_jax.rl.setup import learner_config, policy_batches, policy_shapes
+from orchestra_jax.rl.packing import policy_batches, policy_shapes
+from orchestra_jax.rl.setup import learner_config
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
 from orchestra_jax.training.loggers.scored import _of_this_process, own_logprobs
 from orchestra_jax.training.update import update
