@@ -197,7 +197,7 @@ class Environment(ABC):
         return None
 
     def paired_preferences(self, count: int) -> Mapping[str, Sequence[Task]]:
-        """Return `count` held-out questions, the same by kind of preference, for preference_swap; may be empty."""
+        """Return the same `count` held-out questions under each kind of preference (preference_swap); may be empty."""
         return {}
 
     def baselines(self) -> Mapping[str, Script]:
