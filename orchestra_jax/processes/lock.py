@@ -22,11 +22,11 @@ _BEAT_S = 5.0
 
 
 @contextmanager
-def alone_in(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
+def alone_in(folder: Path, beat_s: float = _BEAT_S, setting: str = "name") -> Iterator[None]:
     """Hold the lock of an existing folder during the block; its file names the holder, and is renewed every `beat_s` s.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it; the sentence says to choose another `setting`.
     """
     path, host = folder / FILE_NAME, socket.gethostname()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -37,7 +37,7 @@ def alone_in(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
             if not os.fstat(descriptor).st_nlink:  # another start, which was refused, has just removed it
                 raise BlockingIOError
         except BlockingIOError:
-            raise _in_use(folder, descriptor) from None
+            raise _in_use(folder, descriptor, setting) from None
         except OSError:
             locks = False  # the disk has no locks
         owner = re.match(r"host (.+), process \d+, ", _words(descriptor))
@@ -45,7 +45,7 @@ def alone_in(folder: Path, beat_s: float = _BEAT_S) -> Iterator[None]:
             from orchestra_jax.processes.heartbeat import beats  # only now: the lock tells as much on one machine
 
             if beats(path, owner[1], beat_s):
-                raise _in_use(folder, descriptor)
+                raise _in_use(folder, descriptor, setting)
         _write(descriptor, f"host {host}, process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         ended = threading.Event()
         beat = threading.Thread(target=_beat, args=(descriptor, ended, beat_s), name="lock", daemon=True)
@@ -77,8 +77,8 @@ def _write(descriptor: int, words: str) -> None:
         os.pwrite(descriptor, words.encode(), 0)
 
 
-def _in_use(folder: Path, descriptor: int) -> ConfigError:
+def _in_use(folder: Path, descriptor: int, setting: str) -> ConfigError:
     return ConfigError(
         f"Another run is at work in {str(folder)!r} ({_words(descriptor) or 'it has just begun'}): let it end or stop "
-        "it, or choose another name=..."
+        f"it, or choose another {setting}=..."
     )

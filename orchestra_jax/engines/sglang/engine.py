@@ -306,7 +306,7 @@ class SGLangEngine:
             raise
         if server.losses != losses:
             raise ServerError(f"The server {server.url} lost its weights during a generation.", "transport")
-        allowed = server.versions[since:]
+        allowed = {self._pool.label(version): version for version in server.versions[since:]}
         try:
             piece = read_answer(
                 answer,
@@ -321,7 +321,7 @@ class SGLangEngine:
             return piece
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             problem = f"The answer of {server.url}/generate cannot be used: {str(error)[:_SHOWN]}."
-            if _version_of(answer) != str(allowed[-1]):
+            if _version_of(answer) != self._pool.label(server.versions[-1]):
                 self._pool.lose(server, problem)  # restarted without our knowledge: it needs the weights
             raise ServerError(problem, "protocol") from error
 

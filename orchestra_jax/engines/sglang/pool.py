@@ -49,7 +49,7 @@ class SGLangPool:
         self.servers = [SGLangClient(url, concurrency) for url in urls]
         self.version = version
         self.params: Any = None
-        self._weight_sync, self._revive = weight_sync, revive
+        self._weight_sync, self._revive, self.label = weight_sync, revive, weight_sync.label
         self._probe_s, self._beat_s, self._down_timeout_s = probe_s, beat_s, down_timeout_s
         self._beats = list[asyncio.Task[None]]()
         # /health samples a token, and a server dies that shall release its memory meanwhile.
@@ -223,8 +223,8 @@ class SGLangPool:
                 if error.kind == "transport":
                     self.lose(server, str(error))
                 continue
-            if server.up and server.steady and str(told) not in map(str, server.versions[server.since :]):
-                self.lose(server, f"It holds weight version {told!r}: it was restarted.")
+            if server.up and server.steady and str(told) not in map(self.label, server.versions[server.since :]):
+                self.lose(server, f"It holds weight version {told!r}: it was restarted, or another run uses it.")
 
     async def _look(self, server: SGLangClient, path: str) -> None:
         """See that a server answers. Once it was silent for too long, nothing waits for it any more.
@@ -278,15 +278,15 @@ class SGLangPool:
     async def _bring_back(self, server: SGLangClient) -> None:
         """Make a server that answers ready for work: the current weights come first."""
         found = (await server.get("/model_info", timeout_s=_HEALTH_S)).get("weight_version")
-        if found == str(self.version) and not server.unknown:
+        if found == (label := self.label(self.version)) and not server.unknown:
             # Appended, since what it still answers counts from a place in this list.
             server.versions.append(self.version)
             server.since = len(server.versions) - 1
             self._ready(server)
         elif self.params is None:
             server.problem = (
-                f"It holds weight version {found!r} instead of '{self.version}'; start it with "
-                f"--weight-version {self.version}, or update the weights first."
+                f"It holds weight version {found!r} instead of {label!r}; start it with "
+                f"--weight-version {label}, or update the weights first."
             )
         else:
             await self._give([server])

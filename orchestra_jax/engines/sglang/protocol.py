@@ -71,9 +71,9 @@ def read_answer(
     count: int,
     stop_ids: Sequence[int],
     vocab_size: int,
-    versions: Sequence[int],
+    versions: Mapping[str, int],
 ) -> Piece:
-    """Check and read an answer of /generate that weights of these `versions` can have sampled.
+    """Check and read an answer of /generate that weights of these `versions`, by the server's labels, can have sampled.
 
     Raises:
         ValueError: anything is not as it must be; the message is the reason, as a clause.
@@ -146,20 +146,19 @@ def _finish(reason: Any, ids: Sequence[int], count: int, stop_ids: Sequence[int]
     raise ValueError(f"its finish reason {reason!r} is unknown")
 
 
-def _spans(meta: Mapping[str, Any], count: int, versions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _spans(meta: Mapping[str, Any], count: int, versions: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
     """(version, number of tokens) in order, from the list of spans or else from the one version."""
-    known = {str(version): version for version in versions}
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
     found, end = list[tuple[int, int]](), 0
     for span in spans:
         label, start, until = (span.get(key) for key in ("version", "start", "end"))
-        if str(label) not in known:
-            shown = " or ".join(sorted(known))
+        if str(label) not in versions:
+            shown = " or ".join(sorted(versions))
             raise ValueError(f"it was sampled by weight version {label!r}, but the server has {shown}")
         if type(until) is not int or start != end or until < start:
             raise ValueError("its weight_versions do not follow each other")
         if until > start or not count:
-            found.append((known[str(label)], until - start))
+            found.append((versions[str(label)], until - start))
         end = until
     if end != count:
         raise ValueError(f"its weight_versions cover {end} of {count} tokens")

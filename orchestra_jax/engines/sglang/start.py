@@ -1,7 +1,9 @@
 """Start SGLang as a run's engine: on servers that are there, or on servers that the run starts itself."""
 
 import os
+import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from orchestra_jax.config.rollout import RolloutConfig
@@ -14,6 +16,7 @@ from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.processes import Processes
+from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.types import InfrastructureError
 
 _LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
@@ -25,22 +28,30 @@ class SGLangRunEngine(RunEngine):
 
     Args:
         shares_gpus: the learner uses the servers' memory between `free_gpus` and the next `engine.update_weights`.
+        held: what is given back when everything is closed.
     """
 
     engine: SGLangEngine
 
-    def __init__(self, engine: SGLangEngine, servers: Sequence[SGLangProcess] = (), shares_gpus: bool = False) -> None:
+    def __init__(
+        self,
+        engine: SGLangEngine,
+        servers: Sequence[SGLangProcess] = (),
+        shares_gpus: bool = False,
+        held: ExitStack | None = None,
+    ) -> None:
         super().__init__(engine)
-        self._servers, self._shares_gpus = servers, shares_gpus
+        self._servers, self._shares_gpus, self._held = servers, shares_gpus, held or ExitStack()
 
     async def free_gpus(self) -> None:
         if self._shares_gpus:
             await self.engine.release_memory()
 
     async def close(self) -> None:
-        await self.engine.close()
-        for server in self._servers:
-            await server.stop()
+        with self._held:
+            await self.engine.close()
+            for server in self._servers:
+                await server.stop()
 
 
 def write_model(rollout: RolloutConfig, model: DecoderConfig, params: Params, directory: Path) -> None:
@@ -70,14 +81,14 @@ async def start_servers(
         )
     servers = [] if rollout.urls else own_servers(rollout, version, directory, processes)
     urls = processes.mine(rollout.urls) or [server.url for server in servers]
-    folder = rollout.weight_folder
-    if folder is not None and processes.count > 1:
-        folder = str(Path(folder) / str(processes.index))
+    folder, held = None, ExitStack()
+    if rollout.weight_folder is not None:
+        folder = Path(rollout.weight_folder, str(processes.index) if processes.count > 1 else "")
     engine = SGLangEngine(
         urls,
         max_length=rollout.limits.max_length,
         vocab_size=model.vocab_size,
-        weight_sync=DiskWeightSync(model, folder, dtype=rollout.serving_dtype),
+        weight_sync=DiskWeightSync(model, folder, dtype=rollout.serving_dtype, run=f"{uuid.uuid4().hex[:8]}-"),
         version=version,
         concurrency=max(1, rollout.slots // len(urls)),
         request_timeout_s=rollout.limits.deadline_s,
@@ -85,8 +96,11 @@ async def start_servers(
         releases=rollout.server.share_gpus,
         revive=reviver(servers) if servers else None,
     )
-    running = SGLangRunEngine(engine, servers, rollout.server.share_gpus)
+    running = SGLangRunEngine(engine, servers, rollout.server.share_gpus, held)
     try:
+        if folder is not None:  # another run's weights there would have the same names
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(alone_in(folder, setting="rollout.weight_folder"))
         if servers and processes.count == 1:
             write_model(rollout, model, params, directory)
         for number, server in enumerate(servers, 1):

@@ -62,13 +62,20 @@ class DiskWeightSync:
             if all servers are on this host.
         dtype: dtype that the servers compute in; in a run `RolloutConfig.serving_dtype`. The weights are cast to it
             where they lie, before they travel. None: they keep their own.
+        run: beginning of the versions that servers tell, so that those of another run are never taken for ours.
     """
 
-    def __init__(self, config: DecoderConfig, folder: str | Path | None = None, *, dtype: str | None = None) -> None:
-        self.config, self.dtype = config, dtype
+    def __init__(
+        self, config: DecoderConfig, folder: str | Path | None = None, *, dtype: str | None = None, run: str = ""
+    ) -> None:
+        self.config, self.dtype, self._run = config, dtype, run
         self._folder = None if folder is None else Path(folder).absolute()
         self._temporary: TemporaryFolder | None = None
         self._lock = asyncio.Lock()
+
+    def label(self, version: int) -> str:
+        """Return what a server tells as its `weight_version` that has these weights."""
+        return f"{self._run}{version}"
 
     async def sync(self, servers: Sequence[JsonClient], params: Params, version: int) -> SyncReport:
         """Give `params` to every server; one that fails twice is reported and must get no more requests.
@@ -127,7 +134,8 @@ class DiskWeightSync:
 
     async def _load(self, servers: Sequence[JsonClient], folder: Path, version: int) -> dict[str, str]:
         """Have the servers read the folder, and go on once they report the version; return failures by URL."""
-        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
+        label = self.label(version)
+        body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
         waiting, failures, stuck = list(servers), dict[str, str](), dict[str, str]()
         silent = set[str]()  # URLs of those that hang: a second try would take as long
 
@@ -140,8 +148,8 @@ class DiskWeightSync:
                 if error.kind == "timeout":
                     silent.add(server.url)
                 raise
-            if found != str(version):
-                said = f"The server {server.url} reports weight version {found!r} after an update to '{version}'."
+            if found != label:
+                said = f"The server {server.url} reports weight version {found!r} after an update to {label!r}."
                 raise ServerError(said, "protocol")
 
         try:

@@ -200,7 +200,7 @@ def continuation(prompt: Sequence[int], count: int, stops: Sequence[int] | set[i
 class StubWeightSync:
     """Tells every stub the version."""
 
-    closed = False
+    closed, label = False, str
 
     def close(self) -> None:
         self.closed = True
