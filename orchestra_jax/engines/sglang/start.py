@@ -20,6 +20,7 @@ from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.types import InfrastructureError
 
 _LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+_UPDATES_S = 3600.0  # that an answer may wait for new weights; the collector limits the seconds of its work
 _NOTICE_S = 120.0  # to notice that a server is gone and to give one that was started again its weights
 
 
@@ -91,7 +92,7 @@ async def start_servers(
         weight_sync=DiskWeightSync(model, folder, dtype=rollout.serving_dtype, run=f"{uuid.uuid4().hex[:8]}-"),
         version=version,
         concurrency=max(1, rollout.slots // len(urls)),
-        request_timeout_s=rollout.limits.deadline_s,
+        request_timeout_s=rollout.limits.deadline_s + _UPDATES_S,
         down_timeout_s=rollout.server.ready_s + _NOTICE_S,
         releases=rollout.server.share_gpus,
         revive=reviver(servers) if servers else None,

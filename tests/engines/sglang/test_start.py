@@ -1,5 +1,6 @@
 """The servers that a run starts or finds: what they are started with, hold, compute in, and what is said of it."""
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -17,6 +18,8 @@ from orchestra_jax.engines.sglang.start import start_servers
 from orchestra_jax.models import decoder
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.processes import Processes
+from tests.engines.sglang.stub import soon
+from tests.engines.sglang.stub import start as begun
 
 CONFIG = Qwen3Config.preset("tiny", vocab_size=50, hidden_size=8, intermediate_size=12, num_layers=1, head_dim=4)
 LIMITS = RolloutLimits(max_length=64, max_new_tokens=8)
@@ -137,3 +140,22 @@ async def test_auto_is_what_sglang_makes_of_the_models_folder(servers, tmp_path,
     info.clear()
     await found(servers, tmp_path, dtype="auto")
     assert "2 SGLang servers sample in a dtype that is not told." in capsys.readouterr().out
+
+
+async def test_a_generation_may_wait_for_new_weights_longer_than_its_work_may_take(servers, tmp_path: Path):
+    """A push of 16 GB over a shared disk to many servers takes minutes, and is no work of what is under way."""
+    limits = dataclasses.replace(LIMITS, deadline_s=0.5)
+    rollout = RolloutConfig(engine="sglang", limits=limits, urls=[servers[0].url], weight_folder=str(tmp_path))
+    running = await start_servers(rollout, CONFIG, masters(), 1, 50, tmp_path, Processes())
+    servers[0].gate.clear()
+    (caller,) = begun(running.engine, 1)
+    await soon(lambda: servers[0].active)
+    servers[0].hangs = ["/update_weights_from_disk"]
+    update = asyncio.ensure_future(running.engine.update_weights(masters(), 2))
+    await asyncio.sleep(1)
+    servers[0].hangs = []
+    await update
+    servers[0].gate.set()
+    assert (await caller).weight_version == 2
+    assert len(servers[0].bodies) == 1
+    await running.close()
