@@ -256,6 +256,10 @@ class SGLangEngine:
             try:
                 async with self._pool.slot(lambda up: self._choose(up, session)) as server:
                     return await self._ask(server, ids, params, count)
+            except asyncio.CancelledError:
+                if watch.overdue:  # it answers looks, but is too slow: the next try is elsewhere
+                    self._move(session)
+                raise
             except ServerError as error:
                 if error.may_pass:
                     self._move(session)

@@ -9,6 +9,7 @@ pytest.importorskip("aiohttp")
 
 from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.io.http_json import JsonClient, ServerError
+from orchestra_jax.io.stopwatch import Stopwatch
 from tests.engines.sglang import stub
 from tests.engines.sglang.stub import LOOKS, PROMPT, SECONDS, StubWeightSync, continuation, drop_tokens, one, soon
 
@@ -259,3 +260,30 @@ async def test_a_request_that_is_wrong_itself_moves_no_session(make, servers):
     with pytest.raises(ServerError, match="status 400"):
         await one(engine, session=session)
     assert engine._sessions[session] is pinned
+
+
+async def test_a_session_leaves_a_server_that_is_too_slow_for_its_deadline(make, servers):
+    """It answers health checks, so nothing else would take it away before the last try."""
+    engine = make(2)
+    servers[0].gate.clear()
+    session = engine.open_session()
+    watch = Stopwatch(0.3)
+    with pytest.raises(TimeoutError):
+        await watch.run(one(engine, session=session))
+    await soon(lambda: servers[0].aborted)
+    assert (await one(engine, session=session)).token_ids
+    assert (len(servers[0].bodies), len(servers[1].bodies)) == (1, 1)
+    assert len(engine.servers_up) == 2
+
+
+async def test_a_session_that_is_cancelled_in_time_stays_where_its_prefix_is_cached(make, servers):
+    engine = make(2)
+    servers[0].gate.clear()
+    session = engine.open_session()
+    caller = asyncio.ensure_future(Stopwatch(SECONDS).run(one(engine, session=session)))
+    await soon(lambda: servers[0].active)
+    caller.cancel()
+    await soon(lambda: servers[0].aborted)
+    servers[0].gate.set()
+    await one(engine, session=session)
+    assert (len(servers[0].bodies), len(servers[1].bodies)) == (2, 0)
