@@ -170,7 +170,8 @@ class SGLangPool:
                 for server in self.servers:
                     # Whatever one that misses them says when it comes back: an earlier run had this version, too.
                     server.unknown |= server not in servers
-                await self._give(servers)
+                if servers:  # else 16 GB of an 8B policy would be written again and again for nobody
+                    await self._give(servers)
                 if any(server.up for server in servers):
                     return
                 refused = servers and await self._answering()

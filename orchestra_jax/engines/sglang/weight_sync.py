@@ -80,7 +80,7 @@ class DiskWeightSync:
     async def sync(self, servers: Sequence[JsonClient], params: Params, version: int) -> SyncReport:
         """Give `params` to every server; one that fails twice is reported and must get no more requests.
 
-        With several processes all must call it, each with the servers that are its own, or with none.
+        Each of several processes gives its own servers the parameters, which it holds whole.
 
         Raises:
             InfrastructureError: no server took them, or the folder for them is full.

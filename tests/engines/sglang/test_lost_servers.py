@@ -168,3 +168,24 @@ async def test_a_server_that_does_not_answer_is_revived(make, servers):
     await servers[0].kill()
     assert list((await one(make(revive=revive))).token_ids) == continuation(PROMPT, 5)
     assert asked == [(servers[0].url, False)]
+
+
+async def test_nothing_is_written_while_no_server_is_there_to_read_it(make, servers):
+    class Counted(StubWeightSync):
+        given: list[int] = []  # noqa: RUF012 - of one test
+
+        async def sync(self, clients, params, version):
+            self.given.append(len(clients))
+            return await super().sync(clients, params, version)
+
+    engine = make(weight_sync=Counted())
+    await one(engine)
+    await servers[0].kill()
+    update = asyncio.ensure_future(engine.update_weights("new", 1))
+    await soon(lambda: not engine.servers_up)
+    await asyncio.sleep(0.3)  # fifteen looks for a server
+    servers[0].reset()
+    await servers[0].start()
+    await update
+    assert (await one(engine)).weight_version == 1
+    assert Counted.given == [1, 1]  # one that was gone by then, and the one that came back
