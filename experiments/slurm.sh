@@ -9,7 +9,7 @@
 #
 # PYTHON   interpreter of the trainer (default .venv/bin/python); SGLANG_PYTHON: of SGLang (.venv-sglang/bin/python)
 # GPUS     of a node (default 8)
-# WEIGHTS  for `nodes`: a folder that all nodes see, for new weights
+# WEIGHTS  for `nodes`: a folder that all nodes see, for new weights; each run at work needs one of its own
 # MODEL    for `nodes`: the checkpoint that the servers start from
 #
 # PORT     for `nodes`: of the first server of a node (default 30000); the others follow
