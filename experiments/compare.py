@@ -22,8 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     from rich.console import Console  # only now: --help answers at once
     from rich.table import Table
 
-    from orchestra_jax.evaluation.results.seeds import over_seeds
-    from orchestra_jax.evaluation.runs import load
+    from orchestra_jax.evaluation.runs import load, over_seeds
 
     try:
         runs = load(*asked.runs)

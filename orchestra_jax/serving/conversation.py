@@ -1,14 +1,16 @@
 """Read the messages and tools of a chat request."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestra_jax.envs.base import Message
 from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.untrusted import Unreadable
+from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.serving.asking import Surroundings
 from orchestra_jax.serving.errors import RequestError, typed, unsupported, wrong
-from orchestra_jax.types import ToolSpec
+from orchestra_jax.types import ToolCall, ToolSpec
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE = ("role", "content", "name", "refusal", "reasoning_content")  # a name and thoughts are not read
@@ -116,3 +118,13 @@ def _text(content: Any, where: str) -> str:
             return "\n".join(map(str, parts))
         raise unsupported(f"{where}.content", "only parts of type text are supported here")
     raise wrong(f"{where}.content", "a text")
+
+
+def in_text(messages: Iterable[Message]) -> list[Message]:
+    """Return the messages with a role and a text alone."""
+    found = list[Message]()
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        shown = [render_call(ToolCall(call["name"], json.loads(call["arguments"]))) for call in calls]
+        found.append({"role": message["role"], "content": "\n".join(filter(None, [message["content"], *shown]))})
+    return found

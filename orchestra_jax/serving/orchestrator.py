@@ -34,7 +34,7 @@ from orchestra_jax.serving.asking import (
     QuestionError,
     Surroundings,
 )
-from orchestra_jax.serving.messages_in_text import in_text
+from orchestra_jax.serving.conversation import in_text
 from orchestra_jax.serving.opened import AskableWorld, OpenPolicy, open_policy
 from orchestra_jax.tools.spec_check import check_spec
 from orchestra_jax.training.build import make_collector, make_policy, policy_config

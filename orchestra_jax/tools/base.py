@@ -195,8 +195,8 @@ TOOLS: Registry[Tool | MakeTool] = Registry(
     builtin={
         "python": "orchestra_jax.tools.python.tool:PythonTool",
         "local_search": "orchestra_jax.tools.search.local_search:LocalSearch",
-        "web_search": "orchestra_jax.tools.search.web_search:WebSearchTool",
-        "web_extract": "orchestra_jax.tools.search.web_search:WebExtractTool",
+        "web_search": "orchestra_jax.tools.search.web:WebSearchTool",
+        "web_extract": "orchestra_jax.tools.search.web:WebExtractTool",
         "answer": "orchestra_jax.tools.entries:AnswerTool",
     },
 )

@@ -12,16 +12,17 @@ import pytest
 from orchestra_jax.evaluation.calls import (
     ModelCalls,
     count_model_calls,
+    model_family,
     model_figures,
     offered_models,
     several_figures,
     strongest_models,
     tool_entropy,
 )
-from orchestra_jax.evaluation.model_family import model_family
 from orchestra_jax.evaluation.results.tables import share_of_calls
 from orchestra_jax.training.metrics import rollout_metrics
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
+from tests.rl.trajectories import trajectory, turn
 
 FAMILIES = {
     "gpt-5": "gpt-5", "gpt-5-mini": "gpt-5", "openai/gpt-5-2025-08-07": "gpt-5", "gpt-4o": "gpt-4o", "o3-mini": "o3",
@@ -35,9 +36,7 @@ OUTPUT = {"generalist/gpt-5": 10.0, "math/qwen2.5-math-7b": 0.2}
 def run(calls: str, names: str, instance: dict | None = None, price: float | None = None) -> Trajectory:
     tools = tuple(ToolSpec(name, "", {}, price_usd=price) for name in names.split())
     task = Task("t", "?", ("yes",), tools, Preference("", ""), extra={"instance": instance} if instance else {})
-    made = tuple(ToolCall(name, {}) for name in calls.split())
-    turn = Turn((), (), (), 0, "stop", "", made, tuple(ToolResult("") for _ in made))
-    return Trajectory(task, 0, 0, ((turn,),), Status.COMPLETED, "", "yes", True, ())
+    return trajectory(task, turn([], [], calls))
 
 
 def test_families() -> None:
@@ -140,8 +139,8 @@ def calling(
 ) -> Trajectory:
     extra = {"instance": {"tools": names}} if names else {}
     task = Task("t", "?", ("yes",), tuple(ToolSpec(n, "", {}) for n in menu), Preference("accuracy", ""), extra=extra)
-    turn = Turn((1,), (2,), (-0.1,), 0, "stop", "", tuple(calls), tuple(ToolResult("") for _ in calls))
-    return Trajectory(task, 0, 0, ((turn,),), status, "", "yes", True, ())
+    made = replace(turn([1], [2]), calls=tuple(calls), results=tuple(ToolResult("") for _ in calls))
+    return trajectory(task, made, status=status)
 
 
 def calls_of(*names: str) -> list[ToolCall]:

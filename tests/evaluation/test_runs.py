@@ -13,8 +13,7 @@ import pytest
 from experiments import compare
 from orchestra_jax.config.record import RunRecord, Start
 from orchestra_jax.config.schema import RewardConfig, RunConfig
-from orchestra_jax.evaluation.results.seeds import over_seeds
-from orchestra_jax.evaluation.runs import load
+from orchestra_jax.evaluation.runs import load, over_seeds
 
 ROOT = Path(__file__).resolve().parents[2]
 

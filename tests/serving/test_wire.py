@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestra_jax.serving.conversation import in_text
 from orchestra_jax.serving.errors import RequestError
-from orchestra_jax.serving.messages_in_text import in_text
 from orchestra_jax.serving.wire import ChatRequest, read_chat
 
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(allow_nan=False), st.text(max_size=5))

@@ -6,6 +6,7 @@ variants are on one side.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.envs.base import Environment, Script, ToolEpisode, initial_messages
-from orchestra_jax.envs.bfcl import golden, package
+from orchestra_jax.envs.bfcl import package
 from orchestra_jax.envs.bfcl.apis import EpisodeApis
 from orchestra_jax.envs.bfcl.package import SETS, BFCLScenario
 from orchestra_jax.money.budgets import Budget
@@ -21,6 +22,66 @@ from orchestra_jax.tools.executor import ToolExecutor, ToolHandler
 from orchestra_jax.tools.schema import to_openai
 from orchestra_jax.tools.user_turn import UserTurn
 from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec
+
+DONE = "Done."  # what a golden policy says to the user
+
+
+class TurnReferee:
+    """The referee of a task: it plays the golden calls on APIs of its own beside the policy's, turn by turn.
+
+    The policy has answered a turn of the user if three things hold when it speaks again: the APIs are in the state that
+    the golden calls lead to; all results of the turn's golden calls were read by the policy by now; and the policy
+    called something in this turn. A turn without golden calls asks nothing. A task is solved when all its turns are
+    answered; one that ended before is not.
+
+    Attributes:
+        answered: for each turn so far, whether the policy answered it.
+    """
+
+    def __init__(self, scenario: BFCLScenario) -> None:
+        self._scenario, self._apis = scenario, EpisodeApis(scenario)
+        self.answered: list[bool] = []
+
+    def judge(self, apis: EpisodeApis, said: Sequence[str], calls: int) -> None:
+        """Note in `answered` whether the policy has answered the next turn.
+
+        Args:
+            apis: the policy's.
+            said: all results of its calls so far.
+            calls: number of its calls in this turn.
+        """
+        golden = self._scenario.golden[len(self.answered)]
+        wanted = [self._apis.call(call).text for call in golden]
+        right = calls > 0 and not Counter(wanted) - Counter(said) and apis.same(self._apis)
+        self.answered.append(right or not golden)
+
+    @property
+    def solved(self) -> bool:
+        """Return whether every turn was answered."""
+        return len(self.answered) == len(self._scenario.golden) and all(self.answered)
+
+
+def problem(scenario: BFCLScenario) -> str | None:
+    """Return why a task cannot be used (a golden call is not on the menu of its turn, or is an error), or None."""
+    apis = EpisodeApis(scenario)
+    for turn, calls in enumerate(scenario.golden):
+        menu = {spec.name for spec in scenario.offered(turn)}
+        for call in calls:
+            if call.name not in menu:
+                return f"turn {turn + 1}: {call.name} is not on the menu"
+            result = apis.call(call)
+            if result.is_error:
+                return f"turn {turn + 1}: {call.name}: {result.text}"
+    return None
+
+
+def play(scenario: BFCLScenario, observed: Sequence[ToolResult]) -> ToolCall | str:
+    """Make the golden calls one by one, and speak to the user after those of a turn; see `envs.base.Script`."""
+    plan: list[ToolCall | str] = []
+    for turn in scenario.golden:
+        plan += [*turn, DONE]
+    return plan[len(observed)]
+
 
 SYSTEM = (
     "Do what the user asks with the tools. Call them until the request is done, then say so. Where a tool or a value "
@@ -36,7 +97,7 @@ class BFCLEpisode(ToolEpisode):
 
     def __init__(self, task: Task, scenario: BFCLScenario, budget: Budget) -> None:
         self._scenario, self._budget = scenario, budget
-        self._apis, self._referee = EpisodeApis(scenario), golden.TurnReferee(scenario)
+        self._apis, self._referee = EpisodeApis(scenario), TurnReferee(scenario)
         self._said: list[str] = []
         self._calls = 0  # number in this turn
         super().__init__(task, self._executor_of(scenario.offered(0)), initial_messages(task, SYSTEM))
@@ -87,7 +148,7 @@ class BFCLEnvironment(Environment):
         if wrong := self.problems(cfg):
             raise ConfigError("\n".join(wrong))
         found = [scenario for kind in options["sets"] for scenario in package.scenarios(kind)]
-        reasons = {scenario.id: golden.problem(scenario) for scenario in found}
+        reasons = {scenario.id: problem(scenario) for scenario in found}
         self.unusable = {name: reason for name, reason in reasons.items() if reason}
         self._scenarios = {scenario.id: scenario for scenario in found if scenario.id not in self.unusable}
         tasks = [_task(scenario) for scenario in self._scenarios.values()]
@@ -128,8 +189,8 @@ class BFCLEnvironment(Environment):
 
     def baselines(self) -> Mapping[str, Script]:
         return {
-            "golden": lambda task, observed: golden.play(self._scenarios[task.id], observed),
-            "do_nothing": lambda task, observed: golden.DONE,
+            "golden": lambda task, observed: play(self._scenarios[task.id], observed),
+            "do_nothing": lambda task, observed: DONE,
         }
 
 

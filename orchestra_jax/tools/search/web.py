@@ -14,6 +14,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from orchestra_jax import __version__
+from orchestra_jax.config.choices import WebProvider
+from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.config.tools import WebConfig
 from orchestra_jax.io.fields import text_of
 from orchestra_jax.io.foreign_json import read_json
 from orchestra_jax.io.http_json import JsonClient, ServerError, require_aiohttp, retry_after
@@ -23,6 +26,7 @@ from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import CLOSE_S, GRACE_S, Lost, Outcome, PaidCalls, Refused, read_key
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Recorded, Replay
+from orchestra_jax.tools.base import Tool, ToolContext
 from orchestra_jax.tools.schema import one_text
 from orchestra_jax.tools.search.bm25 import NO_RESULTS
 from orchestra_jax.types import SEARCH, InfrastructureError, ToolResult, ToolSpec, Usage
@@ -333,3 +337,42 @@ def _reason(content: bytes) -> str:
     except (Unreadable, LookupError, TypeError):
         pass
     return valid_text(" ".join(text.split()))
+
+
+class WebSearchTool(Tool):
+    """Searches the web with the provider of `tools.web`; its client keeps the record."""
+
+    spec = SEARCH_TOOL
+    settings = None
+
+    def __init__(self, context: ToolContext) -> None:
+        self._web = context.share(_client_of_run)
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        return await self._web.search(arguments, budget)
+
+    async def close(self) -> None:
+        await self._web.close()
+
+    @classmethod
+    def problems(cls, cfg: WorldConfig, prices: PriceList) -> list[str]:
+        _client(cfg.tools.web, prices, None).check()
+        return []
+
+
+class WebExtractTool(WebSearchTool):
+    """Reads a page with the same client."""
+
+    spec = EXTRACT_TOOL
+
+    async def run(self, arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        return await self._web.extract(arguments, budget)
+
+
+def _client_of_run(context: ToolContext) -> WebClient:
+    return _client(context.cfg.tools.web, context.prices, context.replay)
+
+
+def _client(cfg: WebConfig, prices: PriceList, replay: Replay | None) -> WebClient:
+    make = TavilySearch if cfg.provider is WebProvider.tavily else WikipediaSearch
+    return make(prices, cfg.url, replay=replay)

@@ -4,7 +4,8 @@ import importlib.util
 
 import pytest
 
-from orchestra_jax.envs.bfcl import golden, package
+from orchestra_jax.envs.bfcl import package
+from orchestra_jax.envs.bfcl.apis import EpisodeApis
 from orchestra_jax.envs.bfcl.environment import BFCLEnvironment
 from orchestra_jax.money.budgets import Budget
 from tests.envs.bfcl.conftest import cfg
@@ -39,7 +40,7 @@ def test_golden_policies_solve_and_those_that_leave_a_call_out_do_not(everything
 async def test_interleaved_episodes_hear_what_they_hear_alone(everything):
     tasks = everything.held_out(200)[::20]
     scenarios = [everything._scenarios[task.id] for task in tasks for _ in range(2)]
-    alone = [[golden.EpisodeApis(s).call(call).text for call in s.golden[0]][:1] for s in scenarios]
+    alone = [[EpisodeApis(s).call(call).text for call in s.golden[0]][:1] for s in scenarios]
 
     episodes = [everything.reset(task, Budget()) for task in tasks for _ in range(2)]
     most = max(len(s.golden[0]) for s in scenarios)
