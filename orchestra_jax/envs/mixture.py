@@ -51,7 +51,8 @@ class MixedTasks:
     def __next__(self) -> list[Task]:
         batch = list[Task]()
         for _ in range(self._units):
-            name = self._drawn(self._place)
+            drawn = np.random.default_rng([self._seed, self._place]).random()
+            name = self._names[int(np.searchsorted(self._edges[:-1], drawn, side="right"))]
             self._place += 1
             batch += (with_part(task, name) for task in next(self._streams[name]))
         return batch
@@ -65,10 +66,6 @@ class MixedTasks:
         self._place = state["place"]
         for name, stream in self._streams.items():
             stream.set_state(state["parts"][name])
-
-    def _drawn(self, place: int) -> str:
-        number = np.random.default_rng([self._seed, place]).random()
-        return self._names[int(np.searchsorted(self._edges[:-1], number, side="right"))]
 
 
 class MixtureEnvironment(Environment):

@@ -63,21 +63,16 @@ class KeyRing:
 
     def read(self) -> "KeyRing":
         """Read the keys; raise OSError where the database cannot be reached."""
-        found, ever = self._database.do(_in_force).result()
-        self.known, self.needed, self._read = self._given | found, bool(self._given or ever), time.monotonic()
+        rows = self._database.do(lambda connection: connection.execute(select(KEYS)).all()).result()
+        found = [
+            (row.digest, Key(row.id, row.name, row.usd_per_day, row.per_minute)) for row in rows if row.ended is None
+        ]
+        self.known, self.needed, self._read = self._given | dict(found), bool(self._given or rows), time.monotonic()
         return self
 
     def old(self) -> bool:
         """Return whether `read` is due."""
         return time.monotonic() - self._read > _FRESH_S
-
-
-def _in_force(connection: Connection) -> tuple[dict[str, Key], int]:
-    """Return the keys in force, and the number of those that were ever made."""
-    rows = connection.execute(select(KEYS)).all()
-    return {
-        row.digest: Key(row.id, row.name, row.usd_per_day, row.per_minute) for row in rows if row.ended is None
-    }, len(rows)
 
 
 def limits(usd_per_day: float | None, per_minute: int | None) -> dict[str, int | None]:

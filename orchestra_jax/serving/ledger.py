@@ -200,7 +200,8 @@ class ServedPurse(Purse):
         try:
             wait, left = await asyncio.wrap_future(begun)
         except asyncio.CancelledError:  # the client has gone, and nothing was asked
-            self._database.do(self._forget)
+            mine = delete(REQUESTS).where(REQUESTS.c.id == self._request)
+            self._database.do(lambda connection: connection.execute(mine))
             raise
         if wait:
             raise RequestError(
@@ -218,9 +219,6 @@ class ServedPurse(Purse):
             return max_usd
         self.limit = "the key's budget of today has {:.6g} left; it is renewed at midnight UTC"
         return dollars(left)
-
-    def _forget(self, connection: Connection) -> None:
-        connection.execute(delete(REQUESTS).where(REQUESTS.c.id == self._request))
 
     def end(self, answer: Answer, task: Task) -> "Future[None]":
         """Write the end of the request. What is billed later, for calls that it has left, is added to its row."""

@@ -84,6 +84,7 @@ class ChatServer:
         self.database, self.keys = database, KeyRing(database, limits.key)
         self._dearest = DearestModel.of(orchestrator)
         self.under_way, self._started, self.stopping = 0, int(time.time()), asyncio.Event()
+        self.metrics.under_way.set_function(lambda: self.under_way)
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -187,10 +188,10 @@ class ChatServer:
                 code="overloaded",
                 retry_s=1,
             )
-        start = time.perf_counter()
-        self._began()
         held, asked, served = contextlib.ExitStack(), None, self.orchestrator
-        held.callback(self._ended, start)
+        held.enter_context(self.metrics.seconds.time())
+        self.under_way += 1
+        held.callback(self._ended)
         try:
             asked = self._bounded(
                 wire.read_chat(await _body(request, self.limits.body), served.name, served.wishes, self._others)
@@ -222,14 +223,8 @@ class ChatServer:
         finally:
             held.close()
 
-    def _began(self) -> None:
-        self.under_way += 1
-        self.metrics.under_way.inc()
-
-    def _ended(self, start: float) -> None:
+    def _ended(self) -> None:
         self.under_way -= 1
-        self.metrics.under_way.dec()
-        self.metrics.seconds.observe(time.perf_counter() - start)
 
     def _bounded(self, asked: ChatRequest) -> ChatRequest:
         """Return the request within the server's limits."""

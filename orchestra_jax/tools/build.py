@@ -47,16 +47,6 @@ class RunTools:
     close: Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True)
-class _Entries:
-    """All entries of training and of evaluation, by the names that a configuration has for them."""
-
-    plain: Mapping[str, Entry]  # by the name in tools.names
-    experts: Sequence[Entry]
-    served: Sequence[tuple[McpServer, Sequence[Entry]]]
-    simulated: Sequence[Entry]
-
-
 def make_tools(cfg: WorldConfig, answers: Sequence[str] = ()) -> RunTools:
     """Make all tools of a run and open what they need. With replay.mode=replay that is the record alone.
 
@@ -78,7 +68,8 @@ def _open(cfg: WorldConfig, answers: Sequence[str]) -> RunTools:
     replay = Replay(cfg.replay.path, cfg.replay.mode)
     context = ToolContext(cfg, book.base, replay)
     clients = _clients(cfg, context)
-    made = {name: _make(name, context) for name in tools.names}
+    found = {name: TOOLS.get(name) for name in tools.names}
+    made = {name: each if isinstance(each, Tool) else each(context) for name, each in found.items()}
     plain = {name: plain_entry(tool, book.base, replay) for name, tool in made.items()}
     experts = _expert_entries(tools, clients, plain) if clients or tools.descriptions else []
     simulated = _simulated(cfg, answers)
@@ -87,12 +78,15 @@ def _open(cfg: WorldConfig, answers: Sequence[str]) -> RunTools:
         from orchestra_jax.tools.experts.judge import Judge
 
         judge = Judge(clients[tools.judge])
-    servers = _mcp_servers(tools, context)  # the last: nothing that follows may fail without ending their processes
+    servers = None
+    if tools.mcp:
+        from orchestra_jax.tools.mcp.servers import McpServers
+
+        servers = McpServers(context)  # the last: nothing that follows may fail without ending their processes
     try:
-        served = _served(servers, tools, book.base, replay)
-        entries = _Entries(plain, experts, served, simulated)
-        catalogue = _catalogue(cfg.tools, book, entries)
-        evaluation = _catalogue(cfg.tools.evaluated, PriceBook(book.base), entries)
+        entries = plain, experts, _served(servers, tools, book.base, replay), simulated
+        catalogue = _catalogue(cfg.tools, book, *entries)
+        evaluation = _catalogue(cfg.tools.evaluated, PriceBook(book.base), *entries)
     except BaseException:
         if servers:
             servers.stop()
@@ -121,11 +115,6 @@ def _clients(cfg: WorldConfig, context: ToolContext) -> "Mapping[str, ExpertClie
     from orchestra_jax.tools.experts.run_experts import run_experts
 
     return expert_clients(run_experts(cfg), context.prices, replay=context.replay)
-
-
-def _make(name: str, context: ToolContext) -> Tool:
-    found = TOOLS.get(name)
-    return found if isinstance(found, Tool) else found(context)
 
 
 def _expert_entries(
@@ -162,14 +151,6 @@ async def _without_task(arguments: Mapping[str, Any], budget: Budget) -> ToolRes
     raise InfrastructureError("This tool is only replayed.")
 
 
-def _mcp_servers(tools: ToolsConfig, context: ToolContext) -> "McpServers | None":
-    if not tools.mcp:
-        return None
-    from orchestra_jax.tools.mcp.servers import McpServers
-
-    return McpServers(context)
-
-
 def _served(
     servers: "McpServers | None", tools: ToolsConfig, prices: PriceList, replay: Replay
 ) -> Sequence[tuple[McpServer, Sequence[Entry]]]:
@@ -183,20 +164,31 @@ def _served(
     return found
 
 
-def _catalogue(offer: ToolsConfig, book: PriceBook, entries: _Entries) -> Catalogue:
-    """Return the catalogue of training or of evaluation: the entries that it offers."""
+def _catalogue(
+    offer: ToolsConfig,
+    book: PriceBook,
+    plain: Mapping[str, Entry],
+    experts: Sequence[Entry],
+    served: Sequence[tuple[McpServer, Sequence[Entry]]],
+    simulated: Sequence[Entry],
+) -> Catalogue:
+    """Return the catalogue of training or of evaluation: the entries that it offers, of all that are opened.
+
+    Args:
+        plain: entries by their names in tools.names.
+    """
     if offer.menu.form == "none":
         return Catalogue([], book, offer.menu)
-    chosen = [entry for entry in entries.experts if entry.model in offer.experts.get(entry.role, [])]
+    chosen = [entry for entry in experts if entry.model in offer.experts.get(entry.role, [])]
     if offer.menu.form != "released":  # there searches and sandbox work behind its functions
         own = mcp_servers(offer)
-        foreign = [entry for server, listed in entries.served if server in own for entry in listed]
-        chosen = [*(entries.plain[name] for name in offer.names), *foreign, *chosen]
+        foreign = [entry for server, listed in served if server in own for entry in listed]
+        chosen = [*(plain[name] for name in offer.names), *foreign, *chosen]
         if offer.relay:
             chosen.append(relay_entry())
         if foreign or offer.relay:
-            _check_names([*chosen, *entries.simulated])
-    return Catalogue([*chosen, *entries.simulated], book, offer.menu)
+            _check_names([*chosen, *simulated])
+    return Catalogue([*chosen, *simulated], book, offer.menu)
 
 
 def _check_names(entries: Sequence[Entry]) -> None:

@@ -164,11 +164,8 @@ def _are_names(value: Any) -> bool:
 
 
 def _is_type(value: Any) -> bool:
-    return bool(value) and all(isinstance(kind, str) and kind in _TYPES for kind in _listed(value))
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    kinds = value if isinstance(value, list) else [value]
+    return bool(value) and all(isinstance(kind, str) and kind in _TYPES for kind in kinds)
 
 
 def _is_flat(value: Any, levels: int = MOST_LEVELS) -> bool:

@@ -16,7 +16,6 @@ from statistics import median
 import numpy as np
 
 from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, WorldConfig
-from orchestra_jax.config.tools import MenuRule
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
 from orchestra_jax.data.preferences import spoken_wishes
@@ -292,14 +291,11 @@ class RecordedEnvironment(Environment):
             offer: Catalogue(
                 [*catalogue_entries(self.recording, self.evidence, book.base, models, self._sandbox, full), *ends],
                 book,
-                self._rule(cfg.tools.menu if offer == TRAIN else cfg.tools.evaluated.menu),
+                replace(rule, always=[key for key in rule.always if key != PYTHON or self._sandbox is not None]),
             )
             for offer, (book, models) in books.items()
+            for rule in [cfg.tools.menu if offer == TRAIN else cfg.tools.evaluated.menu]
         }
-
-    def _rule(self, rule: MenuRule) -> MenuRule:
-        """Return the rule of menus, which asks for the sandbox only where there is one."""
-        return replace(rule, always=[key for key in rule.always if key != PYTHON or self._sandbox is not None])
 
     def _evaluation_instance(self, offer: str, name: str) -> tuple[Instance, np.random.Generator]:
         if offer not in self._catalogues:

@@ -164,7 +164,9 @@ class ExpertClient:
         """
         expert = self.expert
         most, room = expert.max_tokens, expert.context_tokens - expert.max_tokens
-        fitted = fit([self._safe(message) for message in messages], room, self.counter)
+        # Texts that every tokenizer takes, and none takes for a turn's beginning or end.
+        safe = [{key: self._neutralise(valid_text(value)) for key, value in each.items()} for each in messages]
+        fitted = fit(safe, room, self.counter)
         body = {"model": expert.model, "messages": fitted, expert.max_tokens_field: most, **expert.extra}
         if expert.temperature is not None:
             body["temperature"] = expert.temperature
@@ -206,10 +208,6 @@ class ExpertClient:
         _openai()
         variable = self.expert.api_key_env
         self._key = read_key(variable, f"Expert {self.expert.name!r}") if variable else ""
-
-    def _safe(self, message: ChatMessage) -> dict[str, str]:
-        """Return the message with texts that every tokenizer takes and none takes for a turn's beginning or end."""
-        return {key: self._neutralise(valid_text(value)) for key, value in message.items()}
 
     async def close(self, patience_s: float = CLOSE_S) -> None:
         """Wait for requests whose callers gave up, until `patience_s`, and drop the connections."""

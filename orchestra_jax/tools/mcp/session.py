@@ -41,7 +41,9 @@ class McpSession:
         Raises:
             InfrastructureError: it cannot be started or reached, or does not say.
         """
-        return self._background.run(self._listing())
+        self._background.run(self._connected())
+        assert self._listed is not None
+        return self._listed
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool, from any event loop; an error that the server reports is an observation.
@@ -67,11 +69,6 @@ class McpSession:
         return await asyncio.wrap_future(self._background.start(coroutine))
 
     # All below runs in the background's event loop.
-
-    async def _listing(self) -> dict[str, Any]:
-        await self._connected()
-        assert self._listed is not None
-        return self._listed
 
     async def _call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         from mcp import MCPError

@@ -101,7 +101,9 @@ class PythonSandbox:
                 worker.stop()  # dead, or (cancelled) still busy with this snippet
                 raise
             finally:
-                self._give(worker)
+                self._busy.remove(worker)
+                if worker.launch is not None:
+                    self._idle.append(worker)
         finally:
             turns.release()
         text, error = observe(output, answer["status"], answer["stopped"], self._limits)
@@ -133,11 +135,6 @@ class PythonSandbox:
             worker = _Worker(self.kind, self._limits, libraries)
         self._busy.add(worker)
         return worker
-
-    def _give(self, worker: "_Worker") -> None:
-        self._busy.remove(worker)
-        if worker.launch is not None:
-            self._idle.append(worker)
 
 
 class _Worker:

@@ -222,14 +222,6 @@ def _allowed(name: int, wanted: tuple[int, int]) -> tuple[int, int]:
     return wanted if most == resource.RLIM_INFINITY else (min(wanted[0], most), min(wanted[1], most))
 
 
-def _isolate(config: dict) -> int | None:
-    """Isolate this process; return the descriptor of /proc that is left to it."""
-    if config["isolation"] == "none":
-        kernel.adopt_orphans()
-        return None
-    return kernel.seal_worker()
-
-
 def _import(libraries: list[str]) -> None:
     for name in libraries:
         with contextlib.suppress(Exception):  # not installed, or broken: the snippet shows its own exception
@@ -248,7 +240,9 @@ def main() -> None:
     connection = _socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     try:
-        processes = _isolate(config)
+        processes = None if config["isolation"] == "none" else kernel.seal_worker()
+        if processes is None:
+            kernel.adopt_orphans()
     except OSError as error:
         _refuse(connection, str(error.strerror))
         return
