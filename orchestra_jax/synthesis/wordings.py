@@ -154,7 +154,9 @@ async def make(
 ) -> tuple[str, bool]:
     """Write a file of preferences with its card; return a sentence on it, and whether both splits have any."""
     prices = price_book(cfg).base
-    pairs = await _pairs(stages, settings, prices, cfg.seed, cast)
+    proposed = await stages.run("proposals", requests(settings, prices, cfg.seed), partial(propose, cast=cast))
+    sound = await stages.run("readings", proposed.rows, partial(read, cast=cast))
+    pairs = await stages.run("pairs", [sound.rows], sift)
     counts = {split: Counter(row["name"] for row in pairs.rows if row["split"] == split) for split in ("train", "eval")}
     figures = {"pairs": {split: dict(sorted(count.items())) for split, count in counts.items()}}
     write_whole(folder / PREFERENCES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in pairs.rows))
@@ -170,13 +172,6 @@ async def make(
         "which data.preferences_file takes."
     )
     return told, all(total.values())
-
-
-async def _pairs(stages: Stages, settings: SynthesisConfig, prices: PriceList, seed: int, cast: Cast) -> StageResult:
-    """Return proposals that were read right and repeat none, each row with its split."""
-    proposed = await stages.run("proposals", requests(settings, prices, seed), partial(propose, cast=cast))
-    sound = await stages.run("readings", proposed.rows, partial(read, cast=cast))
-    return await stages.run("pairs", [sound.rows], sift)
 
 
 async def sift(rows: Sequence[Row], out: StageResult) -> None:

@@ -59,12 +59,7 @@ def known_good(desk: Desk) -> str:
     return ""'''
 CODE = form(code={"type": "string", "maxLength": static.MOST_CHARS})
 POLICY = form(policy=string(40, 4000))
-
-
-def _plan_form(most: int) -> dict[str, Any]:
-    kinds = {"enum": [str(kind) for kind in Kind]}
-    one = form(name=TEXT, kind=kinds, purpose={"type": "string", "maxLength": 400})
-    return form(functions=array(one, 1, most))
+_FUNCTION = form(name=TEXT, kind={"enum": list(map(str, Kind))}, purpose={"type": "string", "maxLength": 400})
 
 
 async def make(
@@ -79,7 +74,8 @@ async def make(
             "entries, write changes them, generic does neither. Each does one thing; together they let an agent look "
             "up, change, add and cancel what the tables hold. Names are like get_owner or cancel_order."
         )
-        value = await cast.ask("programmer", prompt, _plan_form(settings.functions), check=_plan_flaw)
+        plan = form(functions=array(_FUNCTION, 1, settings.functions))
+        value = await cast.ask("programmer", prompt, plan, check=_plan_flaw)
         for each in value["functions"]:
             out.keep(each)
 

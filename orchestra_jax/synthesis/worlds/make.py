@@ -118,13 +118,13 @@ def _write_page(folder: Path, name: str, policy: str, tools: Sequence[Row], task
         name=name,
         policy=policy,
         tools=tools,
-        tasks=[{**row, "turns": list(_turns(row))} for row in shown],
+        tasks=[{**row, "turns": _turns(row)} for row in shown],
         count=len(tasks),
     )
     write_whole(folder / INDEX, text)
 
 
 def _turns(row: Row) -> list[Row]:
-    """Yield the turns, each call with its outcome."""
+    """Return the turns, each call with its outcome."""
     outcomes = iter(row["outcomes"])
     return [{**turn, "calls": [{**call, "outcome": next(outcomes)} for call in turn["calls"]]} for turn in row["turns"]]
