@@ -126,3 +126,12 @@ def smollm2_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no pretrained policy at {folder}: make smollm2, or set SMOLLM2")
     return folder
+
+
+@pytest.fixture
+async def stub():
+    """A server of OpenAI's API, which counts what it bills."""
+    from tests.tools.openai_stub import StubOpenAI
+
+    async with StubOpenAI() as server:
+        yield server

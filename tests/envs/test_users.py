@@ -11,16 +11,10 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
 from orchestra_jax.types import InfrastructureError, ToolSpec
-from tests.tools.openai_stub import PRICES, StubOpenAI, status
+from tests.tools.openai_stub import PRICES, status
 
 TOOL = ToolSpec("toggle", "Turns the phone on or off.", {
     "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]})  # fmt: skip
-
-
-@pytest.fixture
-async def stub():
-    async with StubOpenAI() as server:
-        yield server
 
 
 @pytest.fixture

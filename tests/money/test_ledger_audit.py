@@ -126,7 +126,7 @@ def check(budgets: dict[str, Budget], books: Books) -> None:
         assert budget.spent == books.total(name), name
 
 
-async def test_hundreds_of_episodes_cost_what_the_server_billed():
+async def test_hundreds_of_episodes_cost_what_the_server_billed(stub: StubOpenAI):
     """Refusals, slow answers, client time-outs, deadlines and cancellations: the ledger is the bill."""
 
     def chaos(number: int) -> Fault | None:
@@ -136,18 +136,17 @@ async def test_hundreds_of_episodes_cost_what_the_server_billed():
         )[0]
 
     rng = random.Random(0)
-    async with StubOpenAI() as stub:
-        experts = [
-            Expert("small", "small", stub.url, max_tokens=30, timeout_s=60, concurrency=64, retries=6),
-            Expert("big", "big", stub.url, max_tokens=20, timeout_s=0.3, concurrency=64, retries=6),
-        ]
-        clients = expert_clients(experts, PRICES, backoff_s=0.005)
-        whole = Limits(usd=0.105, tokens=75_000, calls=1200)
-        budgets = tree(whole, [Limits(usd=0.012), Limits(calls=90), Limits(tokens=9000), Limits()], Limits(0.002), 300)
-        books = Books(budgets)
-        stub.chaos, stub.on_bill = chaos, books.add
-        crowd = Crowd(clients, budgets, impatient=True)
-        await crowd.run(300)
+    experts = [
+        Expert("small", "small", stub.url, max_tokens=30, timeout_s=60, concurrency=64, retries=6),
+        Expert("big", "big", stub.url, max_tokens=20, timeout_s=0.3, concurrency=64, retries=6),
+    ]
+    clients = expert_clients(experts, PRICES, backoff_s=0.005)
+    whole = Limits(usd=0.105, tokens=75_000, calls=1200)
+    budgets = tree(whole, [Limits(usd=0.012), Limits(calls=90), Limits(tokens=9000), Limits()], Limits(0.002), 300)
+    books = Books(budgets)
+    stub.chaos, stub.on_bill = chaos, books.add
+    crowd = Crowd(clients, budgets, impatient=True)
+    await crowd.run(300)
 
     check(budgets, books)
     assert books.broken == []
@@ -176,7 +175,7 @@ async def test_hundreds_of_episodes_cost_what_the_server_billed():
     assert len(stub.bodies) > len(stub.bills) > 240
 
 
-async def test_where_the_bill_is_unknown_the_ledger_is_never_below_it():
+async def test_where_the_bill_is_unknown_the_ledger_is_never_below_it(stub: StubOpenAI):
     """Connections that break before and after the bill, answers cut in half, answers without usage."""
 
     def chaos(number: int) -> Fault | None:
@@ -193,14 +192,13 @@ async def test_where_the_bill_is_unknown_the_ledger_is_never_below_it():
         )[0]
 
     rng = random.Random(1)
-    async with StubOpenAI() as stub:
-        experts = [Expert(name, name, stub.url, max_tokens=30, concurrency=32) for name in ("small", "big")]
-        clients = expert_clients(experts, PRICES, backoff_s=0.001)
-        budgets = tree(Limits(usd=0.35), [Limits(usd=0.012)] + [Limits()] * (STEPS - 1), Limits(usd=0.01), 200)
-        books = Books(budgets)
-        stub.chaos, stub.on_bill = chaos, books.add
-        crowd = Crowd(clients, budgets, impatient=False)
-        await crowd.run(200)
+    experts = [Expert(name, name, stub.url, max_tokens=30, concurrency=32) for name in ("small", "big")]
+    clients = expert_clients(experts, PRICES, backoff_s=0.001)
+    budgets = tree(Limits(usd=0.35), [Limits(usd=0.012)] + [Limits()] * (STEPS - 1), Limits(usd=0.01), 200)
+    books = Books(budgets)
+    stub.chaos, stub.on_bill = chaos, books.add
+    crowd = Crowd(clients, budgets, impatient=False)
+    await crowd.run(200)
 
     assert books.broken == []
     for name, budget in budgets.items():
@@ -215,22 +213,21 @@ async def test_where_the_bill_is_unknown_the_ledger_is_never_below_it():
     assert crowd.ends["over step0"] > 0
 
 
-async def test_a_thousand_calls_at_once_on_one_small_budget():
+async def test_a_thousand_calls_at_once_on_one_small_budget(stub: StubOpenAI):
     """All at the same moment: the money goes as far as it can, and no further."""
-    async with StubOpenAI() as stub:
-        client = ExpertClient(Expert("big", "big", stub.url, max_tokens=20, concurrency=128), PRICES)
-        run = Budget(Limits(usd=0.05))
-        budgets = {"a": Budget(name="trajectory", parent=run), "run": run}
-        books = Books(budgets)
-        stub.on_bill = books.add
-        budget = budgets["a"]
+    client = ExpertClient(Expert("big", "big", stub.url, max_tokens=20, concurrency=128), PRICES)
+    run = Budget(Limits(usd=0.05))
+    budgets = {"a": Budget(name="trajectory", parent=run), "run": run}
+    books = Books(budgets)
+    stub.on_bill = books.add
+    budget = budgets["a"]
 
-        async def call(number: int) -> None:
-            with suppress(BudgetExceeded):
-                await client.chat([{"role": "user", "content": f"[a] {number}"}], budget=budget)
+    async def call(number: int) -> None:
+        with suppress(BudgetExceeded):
+            await client.chat([{"role": "user", "content": f"[a] {number}"}], budget=budget)
 
-        await asyncio.gather(*map(call, range(1000)))
-        await client.close()
+    await asyncio.gather(*map(call, range(1000)))
+    await client.close()
     check(budgets, books)
     assert books.broken == []
     worst = 1.5 * 20 * 16 / 1e6

@@ -291,16 +291,15 @@ def test_a_call_of_the_callers_tool_ends_the_answer_and_its_result_is_read(serve
             served.ask("What is 7 * 8?", tools=tools)
 
 
-async def test_a_model_behind_an_address_is_asked_and_paid_within_the_limit(tmp_path: Path):
-    async with StubOpenAI() as stub:
-        stub.reply = lambda body: "Eight."
-        settings = [*qa_settings(tmp_path), "pricing.name=paper", f"output_dir={tmp_path}"]
-        endpoint = "evaluation.endpoint.model=gpt-5-mini"
-        orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
-        said = {**CALLED, "content": ""}
-        found = await orchestrator.aask("Why?", wish="cheap", tools=[LOOKUP], after=[said, AFTER[1]])
-        poor = await orchestrator.aask("Why not?", max_usd=1e-9)
-        await asyncio.to_thread(orchestrator.close)
+async def test_a_model_behind_an_address_is_asked_and_paid_within_the_limit(tmp_path: Path, stub: StubOpenAI):
+    stub.reply = lambda body: "Eight."
+    settings = [*qa_settings(tmp_path), "pricing.name=paper", f"output_dir={tmp_path}"]
+    endpoint = "evaluation.endpoint.model=gpt-5-mini"
+    orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
+    said = {**CALLED, "content": ""}
+    found = await orchestrator.aask("Why?", wish="cheap", tools=[LOOKUP], after=[said, AFTER[1]])
+    poor = await orchestrator.aask("Why not?", max_usd=1e-9)
+    await asyncio.to_thread(orchestrator.close)
     assert (found.answer, found.cost_usd > 0, found.ledger[0].completion_tokens) == ("Eight.", True, 1)
     roles = [message["role"] for message in stub.bodies[0]["messages"]]
     assert roles == ["system", "user", "assistant", "tool"]
@@ -324,14 +323,15 @@ async def slow(question: str) -> str:
     return ""
 
 
-async def test_the_turns_of_a_model_behind_an_address_are_in_an_answer_that_a_limit_ended(tmp_path: Path):
-    async with StubOpenAI() as stub:
-        stub.reply = lambda body: '<tool_call>{"name": "slow", "arguments": {"question": "Why?"}}</tool_call>'
-        settings = [*qa_settings(tmp_path, f"{__name__}:slow"), "pricing.name=paper", f"output_dir={tmp_path}"]
-        endpoint = "evaluation.endpoint.model=gpt-5-mini"
-        orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
-        late = await orchestrator.aask("Why?", max_seconds=2)
-        await asyncio.to_thread(orchestrator.close)
+async def test_the_turns_of_a_model_behind_an_address_are_in_an_answer_that_a_limit_ended(
+    tmp_path: Path, stub: StubOpenAI
+):
+    stub.reply = lambda body: '<tool_call>{"name": "slow", "arguments": {"question": "Why?"}}</tool_call>'
+    settings = [*qa_settings(tmp_path, f"{__name__}:slow"), "pricing.name=paper", f"output_dir={tmp_path}"]
+    endpoint = "evaluation.endpoint.model=gpt-5-mini"
+    orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
+    late = await orchestrator.aask("Why?", max_seconds=2)
+    await asyncio.to_thread(orchestrator.close)
     assert (late.answer, late.limit, len(stub.bills)) == (None, "max_seconds", 1)
     (turn,) = late.ledger
     assert (turn.prompt_tokens, turn.completion_tokens) == (stub.bills[0].prompt, stub.bills[0].completion)

@@ -126,20 +126,18 @@ async def test_a_clients_own_tool_is_called_by_the_client(tmp_path: Path):
             assert (await api.chat.completions.create(**again)).choices[0].finish_reason == "tool_calls"
 
 
-async def test_parallel_calls_of_a_clients_tools_may_be_refused(tmp_path: Path):
-    async with StubOpenAI() as stub:
-        call = '<tool_call>{"name": "lookup", "arguments": {"query": "%d"}}</tool_call>'
-        stub.says(*[call % 1 + call % 2] * 3)
-        settings = [*qa_settings(tmp_path), "pricing.name=paper", "name=tiny", f"output_dir={tmp_path}"]
-        endpoint = "evaluation.endpoint.model=gpt-5-mini"
-        orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
-        async with client(orchestrator) as http:
-            both, one = [
-                (await posted(http, tools=LOOKUP, parallel_tool_calls=may)).json()["choices"][0]
-                for may in (True, False)
-            ]
-            stream = (await posted(http, tools=LOOKUP, parallel_tool_calls=False, stream=True)).text
-        await asyncio.to_thread(orchestrator.close)
+async def test_parallel_calls_of_a_clients_tools_may_be_refused(tmp_path: Path, stub: StubOpenAI):
+    call = '<tool_call>{"name": "lookup", "arguments": {"query": "%d"}}</tool_call>'
+    stub.says(*[call % 1 + call % 2] * 3)
+    settings = [*qa_settings(tmp_path), "pricing.name=paper", "name=tiny", f"output_dir={tmp_path}"]
+    endpoint = "evaluation.endpoint.model=gpt-5-mini"
+    orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
+    async with client(orchestrator) as http:
+        both, one = [
+            (await posted(http, tools=LOOKUP, parallel_tool_calls=may)).json()["choices"][0] for may in (True, False)
+        ]
+        stream = (await posted(http, tools=LOOKUP, parallel_tool_calls=False, stream=True)).text
+    await asyncio.to_thread(orchestrator.close)
     assert both["finish_reason"] == one["finish_reason"] == "tool_calls"
     asked = [[call["function"]["arguments"] for call in each["message"]["tool_calls"]] for each in (both, one)]
     assert asked == [['{"query": "1"}', '{"query": "2"}'], ['{"query": "1"}']]
@@ -222,18 +220,17 @@ async def test_a_request_is_answered_or_refused_by_the_name_of_its_field(
     ],
 )
 async def test_max_tokens_bounds_what_the_policy_writes_in_all_its_turns(
-    tmp_path: Path, most: dict, sizes: list[int], usd: float, finish: str, answer: str
+    tmp_path: Path, most: dict, sizes: list[int], usd: float, finish: str, answer: str, stub: StubOpenAI
 ):
     """The policy calls with 6 tokens, and answers with 3."""
-    async with StubOpenAI() as stub:
-        stub.says('Hm. <tool_call>{"name": "dear", "arguments": {"question": "Why?"}}</tool_call>', "It is so.")
-        settings = [*qa_settings(tmp_path), "pricing.name=paper", "name=tiny", f"output_dir={tmp_path}"]
-        endpoint = "evaluation.endpoint.model=gpt-5-mini"
-        orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
-        async with client(orchestrator) as http:
-            found = (await posted(http, **most)).json()
-            paid = [(row["name"], row["usd"] is not None) for row in calls(orchestrator)]
-        await asyncio.to_thread(orchestrator.close)
+    stub.says('Hm. <tool_call>{"name": "dear", "arguments": {"question": "Why?"}}</tool_call>', "It is so.")
+    settings = [*qa_settings(tmp_path), "pricing.name=paper", "name=tiny", f"output_dir={tmp_path}"]
+    endpoint = "evaluation.endpoint.model=gpt-5-mini"
+    orchestrator = await asyncio.to_thread(Orchestrator.load, stub.url, *settings, endpoint)
+    async with client(orchestrator) as http:
+        found = (await posted(http, **most)).json()
+        paid = [(row["name"], row["usd"] is not None) for row in calls(orchestrator)]
+    await asyncio.to_thread(orchestrator.close)
     assert [body["max_completion_tokens"] for body in stub.bodies] == sizes
     (choice,) = found["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == (finish, answer)

@@ -235,23 +235,22 @@ def test_a_list_is_made_again_from_an_instances_record():
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-async def test_rows_are_charged_by_the_instances_list_and_the_budget_by_what_is_paid():
-    async with StubOpenAI() as stub:
-        stub.reply = lambda body: "<answer>capital of Norway</answer>"
-        experts = [Expert(name, name, stub.url, max_tokens=16, retries=0) for name in ("small", "big")]
-        offer = catalogue(MenuRule(aliases=True), PriceBook(BASE, [CHEAP]), experts)
-        instance, budget = offer.instance(3), Budget()
-        names = {key: name for name, key in instance.record["tools"].items()}
-        call = ToolCall(names["query_writer/big"], {"question": "What is the capital?"})
-        result = await execute(offer, instance, call, budget=budget)
-        model, search = result.usage
-        (bill,) = stub.bills
-        assert result.text == "Query: capital of Norway\na page"
-        assert (model.name, model.prompt_tokens, model.completion_tokens) == ("big", bill.prompt, bill.completion)
-        assert model.price_list == search.price_list == "cheap"
-        assert model.cost_usd == pytest.approx((bill.prompt * 0.4 + bill.completion * 1.6) / 1e6)
-        assert search.cost_usd == 0.01
-        assert budget.spent.usd == pytest.approx((bill.prompt * 4.0 + bill.completion * 16.0) / 1e6)
+async def test_rows_are_charged_by_the_instances_list_and_the_budget_by_what_is_paid(stub: StubOpenAI):
+    stub.reply = lambda body: "<answer>capital of Norway</answer>"
+    experts = [Expert(name, name, stub.url, max_tokens=16, retries=0) for name in ("small", "big")]
+    offer = catalogue(MenuRule(aliases=True), PriceBook(BASE, [CHEAP]), experts)
+    instance, budget = offer.instance(3), Budget()
+    names = {key: name for name, key in instance.record["tools"].items()}
+    call = ToolCall(names["query_writer/big"], {"question": "What is the capital?"})
+    result = await execute(offer, instance, call, budget=budget)
+    model, search = result.usage
+    (bill,) = stub.bills
+    assert result.text == "Query: capital of Norway\na page"
+    assert (model.name, model.prompt_tokens, model.completion_tokens) == ("big", bill.prompt, bill.completion)
+    assert model.price_list == search.price_list == "cheap"
+    assert model.cost_usd == pytest.approx((bill.prompt * 0.4 + bill.completion * 1.6) / 1e6)
+    assert search.cost_usd == 0.01
+    assert budget.spent.usd == pytest.approx((bill.prompt * 4.0 + bill.completion * 16.0) / 1e6)
 
 
 async def test_local_rows_get_a_price_and_what_was_not_billed_stays_free():
@@ -292,38 +291,37 @@ async def test_the_answer_tool_ends_the_task():
     assert (result.final, result.is_error) == ("Oslo", False)
 
 
-async def test_the_released_form_keeps_what_its_functions_found():
-    async with StubOpenAI() as stub:
-        replies = iter(("<answer>capital</answer>", "```python\nprint(42)\n```", r"\boxed{42}"))
-        stub.reply = lambda body: next(replies)
-        experts = [Expert(name, name, stub.url, max_tokens=16, retries=0) for name in ("small", "big")]
-        offer = catalogue(MenuRule("released"), PriceBook(BASE, [CHEAP]), experts)
-        instance = offer.instance(1)
-        assert [spec.name for spec in instance.tools] == ["search", "enhance_reasoning", "answer"]
-        choices = {spec.name: spec.parameters["properties"]["model"]["enum"] for spec in instance.tools}
-        assert {name: sorted(each) for name, each in choices.items()} == {
-            "search": ["search-1", "search-2"],
-            "enhance_reasoning": ["reasoner-1"],
-            "answer": ["answer-1", "answer-2", "answer-math-1"],
-        }
-        for spec in instance.tools:
-            check_spec(spec)
-            text = json.dumps(spec.parameters)
-            assert "per million input tokens" in text
-            assert "big" not in text
-            assert schema.validate_arguments(spec, {"model": "gpt-5"}) is not None
-        posed = replace(task("How much is 6 times 7?"), tools=instance.tools)
-        executor = offer.executor(instance.record, posed, Budget())
-        results = [await executor.step(ToolCall(name, {"model": each[0]})) for name, each in choices.items()]
-        assert [result.final for result in results] == [None, None, r"\boxed{42}"]
-        asked = [body["messages"][-1]["content"] for body in stub.bodies]
-        assert all("How much is 6 times 7?" in text for text in asked)
-        assert "a page" in asked[1]
-        assert "a page" in asked[2]
-        assert "print(42)" in asked[2]
-        replies = iter(["an answer"])
-        await execute(offer, instance, ToolCall("answer", {"model": choices["answer"][0]}), task("Another?"))
-        assert "a page" not in stub.bodies[-1]["messages"][-1]["content"]
+async def test_the_released_form_keeps_what_its_functions_found(stub: StubOpenAI):
+    replies = iter(("<answer>capital</answer>", "```python\nprint(42)\n```", r"\boxed{42}"))
+    stub.reply = lambda body: next(replies)
+    experts = [Expert(name, name, stub.url, max_tokens=16, retries=0) for name in ("small", "big")]
+    offer = catalogue(MenuRule("released"), PriceBook(BASE, [CHEAP]), experts)
+    instance = offer.instance(1)
+    assert [spec.name for spec in instance.tools] == ["search", "enhance_reasoning", "answer"]
+    choices = {spec.name: spec.parameters["properties"]["model"]["enum"] for spec in instance.tools}
+    assert {name: sorted(each) for name, each in choices.items()} == {
+        "search": ["search-1", "search-2"],
+        "enhance_reasoning": ["reasoner-1"],
+        "answer": ["answer-1", "answer-2", "answer-math-1"],
+    }
+    for spec in instance.tools:
+        check_spec(spec)
+        text = json.dumps(spec.parameters)
+        assert "per million input tokens" in text
+        assert "big" not in text
+        assert schema.validate_arguments(spec, {"model": "gpt-5"}) is not None
+    posed = replace(task("How much is 6 times 7?"), tools=instance.tools)
+    executor = offer.executor(instance.record, posed, Budget())
+    results = [await executor.step(ToolCall(name, {"model": each[0]})) for name, each in choices.items()]
+    assert [result.final for result in results] == [None, None, r"\boxed{42}"]
+    asked = [body["messages"][-1]["content"] for body in stub.bodies]
+    assert all("How much is 6 times 7?" in text for text in asked)
+    assert "a page" in asked[1]
+    assert "a page" in asked[2]
+    assert "print(42)" in asked[2]
+    replies = iter(["an answer"])
+    await execute(offer, instance, ToolCall("answer", {"model": choices["answer"][0]}), task("Another?"))
+    assert "a page" not in stub.bodies[-1]["messages"][-1]["content"]
 
 
 def test_the_released_form_offers_some_models_of_each_function():
@@ -352,19 +350,18 @@ async def test_a_trajectorys_budget_is_an_observation_and_the_runs_is_not():
         await within_budget(paid)({}, budget)
 
 
-async def test_a_search_that_the_budget_refuses_does_not_hide_what_the_query_cost():
+async def test_a_search_that_the_budget_refuses_does_not_hide_what_the_query_cost(stub: StubOpenAI):
     async def refused(arguments: Mapping[str, Any], budget: Budget) -> str:
         raise BudgetExceeded("no", "trajectory")
 
-    async with StubOpenAI() as stub:
-        stub.reply = lambda body: "<answer>capital</answer>"
-        clients = expert_clients([Expert("big", "big", stub.url, max_tokens=16)], BASE)
-        (entry,) = expert_entries({"query_writer": ["big"]}, clients, search=("web_search", refused))
-        result = await entry.handler({"question": "?"}, Budget())
-        assert isinstance(result, ToolResult)
-        assert OUT_OF_BUDGET in result.text
-        assert result.refused
-        assert [row.name for row in result.usage] == ["big"]
+    stub.reply = lambda body: "<answer>capital</answer>"
+    clients = expert_clients([Expert("big", "big", stub.url, max_tokens=16)], BASE)
+    (entry,) = expert_entries({"query_writer": ["big"]}, clients, search=("web_search", refused))
+    result = await entry.handler({"question": "?"}, Budget())
+    assert isinstance(result, ToolResult)
+    assert OUT_OF_BUDGET in result.text
+    assert result.refused
+    assert [row.name for row in result.usage] == ["big"]
 
 
 async def test_a_local_tool_is_replayed_with_its_seconds(tmp_path):

@@ -158,30 +158,31 @@ def test_every_model_of_a_menu_has_a_card_fit_to_be_shown(name: str):
 
 @pytest.mark.parametrize("model", ["gpt-5", "gpt-5-mini", "o3-mini", "qwen2.5-math-7b", "qwen3-32b", "llama-3.3-70b"])
 @pytest.mark.parametrize("listed", [False, True])
-async def test_every_request_is_one_that_its_model_takes(model: str, listed: bool, tmp_path: Path, cfg: RunConfig):
-    async with StubOpenAI() as stub:
-        stub.context = model_cards()[model].api["context_tokens"]
-        if listed:
-            (tmp_path / "experts.yaml").write_text(f"experts:\n  {model}: {{base_url: '{stub.url}'}}\n")
-        tools = ToolsConfig(
-            experts={"generalist": [model]},
-            server=ExpertServer(url=None if listed else stub.url),
-            experts_file=str(tmp_path / "experts.yaml") if listed else None,
-            judge=model,
-        )
-        made = make_tools(RunConfig(tools=tools, pricing=PricingConfig(name="unseen")))
-        assert made.judge is not None
-        stub.reply = lambda body: '{"reason": "So it is.", "verdict": "correct"}'
-        budget, entry = Budget(), made.catalogue.entries[f"generalist/{model}"]
-        result = await entry.handler({"question": "How much is 6 times 7?"}, budget)
-        assert not getattr(result, "is_error", False)
-        assert (await made.judge.judge("6 * 7?", "42", ["42"], budget=budget)).correct
-        await made.close()
-        asked = [body.get("max_completion_tokens") or body["max_tokens"] for body in stub.bodies]
-        assert asked == [model_cards()[model].api.get("max_tokens", 4096)] * 2
-        if model.startswith(("gpt-5", "o3")):  # what it reasons is a part of the reply
-            assert min(asked) >= 25000
-            assert all("temperature" not in body for body in stub.bodies)
+async def test_every_request_is_one_that_its_model_takes(
+    model: str, listed: bool, tmp_path: Path, cfg: RunConfig, stub: StubOpenAI
+):
+    stub.context = model_cards()[model].api["context_tokens"]
+    if listed:
+        (tmp_path / "experts.yaml").write_text(f"experts:\n  {model}: {{base_url: '{stub.url}'}}\n")
+    tools = ToolsConfig(
+        experts={"generalist": [model]},
+        server=ExpertServer(url=None if listed else stub.url),
+        experts_file=str(tmp_path / "experts.yaml") if listed else None,
+        judge=model,
+    )
+    made = make_tools(RunConfig(tools=tools, pricing=PricingConfig(name="unseen")))
+    assert made.judge is not None
+    stub.reply = lambda body: '{"reason": "So it is.", "verdict": "correct"}'
+    budget, entry = Budget(), made.catalogue.entries[f"generalist/{model}"]
+    result = await entry.handler({"question": "How much is 6 times 7?"}, budget)
+    assert not getattr(result, "is_error", False)
+    assert (await made.judge.judge("6 * 7?", "42", ["42"], budget=budget)).correct
+    await made.close()
+    asked = [body.get("max_completion_tokens") or body["max_tokens"] for body in stub.bodies]
+    assert asked == [model_cards()[model].api.get("max_tokens", 4096)] * 2
+    if model.startswith(("gpt-5", "o3")):  # what it reasons is a part of the reply
+        assert min(asked) >= 25000
+        assert all("temperature" not in body for body in stub.bodies)
 
 
 def test_what_the_config_says_of_a_server_wins_over_the_cards():

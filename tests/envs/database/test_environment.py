@@ -261,17 +261,16 @@ def test_a_folder_whose_tools_do_not_load_is_told(tmp_path: Path):
         DatabaseEnvironment(config(f"env.options.worlds=[{folder}]"))
 
 
-async def test_a_model_plays_the_user_and_is_no_cost_of_the_policys():
-    async with StubOpenAI() as stub:
-        left = ["Thanks, that is all I want to know. ###STOP###"]
-        stub.reply = lambda body: left[0]
-        cfg = config("env.options.user=gpt-5-mini", f"tools.server.url={stub.url}", "pricing.name=paper")
-        environment = DatabaseEnvironment(cfg)
-        task = next(task for task in environment.held_out(10) if len(requests(environment, task)) == 1)
-        (found,) = await collector(environment, cfg).play(
-            environment.baselines()["golden"], [task], budget=Budget(), silent=True
-        )
-        await environment.close()
+async def test_a_model_plays_the_user_and_is_no_cost_of_the_policys(stub: StubOpenAI):
+    left = ["Thanks, that is all I want to know. ###STOP###"]
+    stub.reply = lambda body: left[0]
+    cfg = config("env.options.user=gpt-5-mini", f"tools.server.url={stub.url}", "pricing.name=paper")
+    environment = DatabaseEnvironment(cfg)
+    task = next(task for task in environment.held_out(10) if len(requests(environment, task)) == 1)
+    (found,) = await collector(environment, cfg).play(
+        environment.baselines()["golden"], [task], budget=Budget(), silent=True
+    )
+    await environment.close()
     assert (found.solved, found.cost_usd, found.latency_s) == (True, 0.0, 0.0)
     assert found.turns[-1].heard == "Thanks, that is all I want to know. ###STOP###".replace("###STOP###", "").strip()
     (row,) = (row for row in found.ledger if row.role == "user_simulator")
@@ -281,25 +280,24 @@ async def test_a_model_plays_the_user_and_is_no_cost_of_the_policys():
     assert said["content"] == found.answer
 
 
-async def test_a_judge_finds_facts_and_what_denies_them():
+async def test_a_judge_finds_facts_and_what_denies_them(stub: StubOpenAI):
     """By value "not X" says X, and another wording does not; the judge decides, and is asked of facts alone."""
-    async with StubOpenAI() as stub:
-        cfg = config(
-            "env.options.facts=judge", "tools.judge=gpt-5-mini", f"tools.server.url={stub.url}", "pricing.name=paper"
-        )
-        environment, verdicts = DatabaseEnvironment(cfg), []
-        stub.reply = lambda body: json.dumps({"reason": "", "verdict": verdicts.pop(0)})
-        task = next(task for task in environment.held_out(99) if environment._golden[task.id].goal.facts)
-        golden, facts = environment.baselines()["golden"], environment._golden[task.id].goal.facts
-        played = collector(environment, cfg)
-        for verdict in ("correct", "incorrect"):
-            verdicts += [verdict] * len(facts)
-            (found,) = await played.play(golden, [task], budget=Budget(), silent=True)
-            wrong = "" if verdict == "correct" else f"Not said: {', '.join(map(repr, facts))}."
-            assert (found.solved, found.criteria["faithful"]) == (not wrong, wrong)
-        asked = len(stub.bodies)
-        (idle,) = await played.play(environment.baselines()["do_nothing"], [task], budget=Budget(), silent=True)
-        await environment.close()
+    cfg = config(
+        "env.options.facts=judge", "tools.judge=gpt-5-mini", f"tools.server.url={stub.url}", "pricing.name=paper"
+    )
+    environment, verdicts = DatabaseEnvironment(cfg), []
+    stub.reply = lambda body: json.dumps({"reason": "", "verdict": verdicts.pop(0)})
+    task = next(task for task in environment.held_out(99) if environment._golden[task.id].goal.facts)
+    golden, facts = environment.baselines()["golden"], environment._golden[task.id].goal.facts
+    played = collector(environment, cfg)
+    for verdict in ("correct", "incorrect"):
+        verdicts += [verdict] * len(facts)
+        (found,) = await played.play(golden, [task], budget=Budget(), silent=True)
+        wrong = "" if verdict == "correct" else f"Not said: {', '.join(map(repr, facts))}."
+        assert (found.solved, found.criteria["faithful"]) == (not wrong, wrong)
+    asked = len(stub.bodies)
+    (idle,) = await played.play(environment.baselines()["do_nothing"], [task], budget=Budget(), silent=True)
+    await environment.close()
     assert (found.cost_usd, asked, len(stub.bodies)) == (0.0, 2 * len(facts), asked)  # idle: other criteria decide
     assert not idle.solved
     shown = stub.bodies[0]["messages"][1]["content"]

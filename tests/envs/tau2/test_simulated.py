@@ -15,7 +15,7 @@ from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.types import Status, ToolCall
 from tests.envs.played import FREE, plan, task_of
 from tests.envs.tau2.conftest import cfg
-from tests.tools.openai_stub import StubOpenAI, status
+from tests.tools.openai_stub import status
 
 ROAM, GET = ToolCall("enable_roaming", {}), ToolCall("get_user", {"user": "ann"})
 
@@ -28,12 +28,6 @@ def settings(stub, **options):
 
 def step(action, words=""):
     return json.dumps({"action": action, "arguments": "{}", "words": words})
-
-
-@pytest.fixture
-async def stub():
-    async with StubOpenAI() as server:
-        yield server
 
 
 async def played(stub, script, name, replies, **limits):

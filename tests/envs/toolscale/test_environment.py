@@ -139,32 +139,33 @@ def test_a_user_that_is_played_is_told_the_scenario(environment: ToolScaleEnviro
     )
 
 
-async def test_a_user_that_a_model_plays_talks_and_one_that_is_down_is_no_score(tmp_path: Path) -> None:
-    async with StubOpenAI() as stub:
-        served = (f"tools.server.url={stub.url}", "tools.server.retries=0", "rollout.limits.retries=0")
-        options = ("env.options.user=qwen3-32b", "pricing.name=paper", "+env.options.evaluate=all")
-        cfg = config(*files(tmp_path, ROWS[:1]), *served, *options)
-        environment = ToolScaleEnvironment(cfg)
-        try:
-            script = environment.baselines()["golden"]
+async def test_a_user_that_a_model_plays_talks_and_one_that_is_down_is_no_score(
+    tmp_path: Path, stub: StubOpenAI
+) -> None:
+    served = (f"tools.server.url={stub.url}", "tools.server.retries=0", "rollout.limits.retries=0")
+    options = ("env.options.user=qwen3-32b", "pricing.name=paper", "+env.options.evaluate=all")
+    cfg = config(*files(tmp_path, ROWS[:1]), *served, *options)
+    environment = ToolScaleEnvironment(cfg)
+    try:
+        script = environment.baselines()["golden"]
 
-            async def played() -> Trajectory:
-                held_out = environment.held_out(1)
-                (found,) = await collector(environment, cfg).play(script, held_out, budget=Budget(), silent=True)
-                return found
+        async def played() -> Trajectory:
+            held_out = environment.held_out(1)
+            (found,) = await collector(environment, cfg).play(script, held_out, budget=Budget(), silent=True)
+            return found
 
-            replies = ["I want to borrow a book.", "###STOP###"]
-            stub.reply = lambda body: replies.pop(0)
-            found = await played()
-            assert found.task.question == GREETING
-            assert found.solved
-            assert next(turn.heard for turn in found.turns if not turn.calls) == "I want to borrow a book."
-            assert "What you know: You are Ada, member M1." in stub.bodies[0]["messages"][0]["content"]
-            assert found.cost_usd == 0.0
-            stub.reply = lambda body: status(500)
-            assert (await played()).status is Status.FAILED
-        finally:
-            await environment.close()
+        replies = ["I want to borrow a book.", "###STOP###"]
+        stub.reply = lambda body: replies.pop(0)
+        found = await played()
+        assert found.task.question == GREETING
+        assert found.solved
+        assert next(turn.heard for turn in found.turns if not turn.calls) == "I want to borrow a book."
+        assert "What you know: You are Ada, member M1." in stub.bodies[0]["messages"][0]["content"]
+        assert found.cost_usd == 0.0
+        stub.reply = lambda body: status(500)
+        assert (await played()).status is Status.FAILED
+    finally:
+        await environment.close()
 
 
 def test_what_is_missing_is_one_sentence_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,7 @@ import pytest
 
 from orchestra_jax.tools.experts.client import ExpertClient
 from orchestra_jax.tools.experts.expert import Expert
-from tests.tools.openai_stub import PRICES, StubOpenAI
-
-
-@pytest.fixture
-async def stub():
-    async with StubOpenAI() as server:
-        yield server
+from tests.tools.openai_stub import PRICES
 
 
 @pytest.fixture
