@@ -12,7 +12,8 @@ from orchestra_jax.evaluation.measures import (
     summarize,
     tool_shares,
 )
-from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
+from orchestra_jax.types import Preference, Status, Task, ToolSpec, Trajectory, Usage
+from tests.rl.trajectories import trajectory, turn
 
 TOOLS = "python local_search web_search"
 ACCURACY = Preference("accuracy", "")
@@ -24,14 +25,12 @@ def run(
 ) -> Trajectory:  # fmt: skip
     """A trajectory of one turn with these calls; half of cost and latency are the policy's own tokens."""
     task = Task("t", "?", ("yes",), tuple(ToolSpec(name, "", {}) for name in tools.split()), preference, family)
-    made = tuple(ToolCall(name, {}) for name in calls.split())
-    turn = Turn((1,), (2,), (-0.1,), 0, "stop", "", made, tuple(ToolResult("") for _ in made))
     ledger = (
         Usage("orchestrator", "orchestrator", cost_usd=cost / 2, seconds=latency / 2),
         Usage("tool", "tool", cost_usd=cost / 2, seconds=latency / 2),
         Usage("judge", "judge", cost_usd=50.0, seconds=50.0),
     )
-    return Trajectory(task, 0, 0, ((turn,),), status, "", "yes", solved, ledger)
+    return trajectory(task, turn([1], [2], calls), status=status, solved=solved, ledger=ledger)
 
 
 # --- summarize -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from rich.console import Console
@@ -246,32 +245,6 @@ def test_all_pictures(summary, metrics, tmp_path, drawn):
     assert "no calls" in words(shares)
     assert "After training 80 % right for 2.00 cents a question" in words(plane)
     assert {"before training", "after training", "after, greedy", "preference oracle"} <= set(words(plane).split("\n"))
-
-
-@pytest.mark.parametrize("crowd", [1.0, 0.02])
-def test_no_label_covers_another(summary, tmp_path, drawn, crowd):
-    """Points that lie on top of each other (`crowd`) keep readable labels."""
-    after = summary["after"]
-    for figures in summary["baselines"].values():
-        for name in ("accuracy", "cost"):
-            figures[name] = after[name] + crowd * (figures[name] - after[name])
-    draw(summary, [], tmp_path)
-    plane = drawn[-1]
-    canvas = plane.canvas
-    assert isinstance(canvas, FigureCanvasAgg)
-    plane.draw_without_rendering()  # the .svg, which was saved last, has other units
-    labels = ["before training", "after training", "after, greedy"]
-    labels += [name.replace("_", " ") for name in summary["baselines"]]
-    boxes = []
-    for text in texts(plane):
-        if text.get_text() in labels:
-            boxes.append(Text.get_window_extent(text, canvas.get_renderer()))
-    assert len(boxes) == len(labels)
-    inside = plane.axes[0].get_window_extent()
-    for i, box in enumerate(boxes):
-        assert inside.x0 <= box.x0 < box.x1 <= inside.x1
-        assert inside.y0 <= box.y0 < box.y1 <= inside.y1
-        assert not any(box.overlaps(other) for other in boxes[:i])
 
 
 def test_costs_far_apart_are_on_a_logarithmic_axis_with_more_decimals(summary, tmp_path, drawn):

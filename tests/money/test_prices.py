@@ -62,6 +62,8 @@ def test_a_call_at_a_fixed_price_keeps_the_tokens_of_its_rows():
     rows = (Usage("m", prompt_tokens=7, cached_tokens=3, completion_tokens=2, cost_usd=9.0, seconds=1.0),) * 2
     wanted = Usage("t", "tool", 14, 6, 4, cost_usd=0.5, seconds=2.0, price_list="menu")
     assert call_rows(ToolSpec("t", "", {}, price_usd=0.5), rows, 8.0) == (wanted,)
+    assert call_rows(ToolSpec("t", "", {}), rows, 8.0) == rows
+    assert call_rows(ToolSpec("t", "", {}), (), 8.0) == (Usage("t", seconds=8.0, price_list="menu"),)
 
 
 def test_a_call_that_was_billed_at_another_list_gets_the_price_that_is_shown():
@@ -75,6 +77,8 @@ def test_a_call_that_was_billed_at_another_list_gets_the_price_that_is_shown():
     rows = Usage("m"), replace(billed, estimated=True), replace(billed, estimated=True, price_list="shown")
     found = call_rows(ToolSpec("t", "", {}), rows, 1.0, shown=shown, paid=paid)
     assert [row.cost_usd for row in found] == [0.4, 0.4, 0.1]
+    (unlisted,) = call_rows(ToolSpec("t", "", {}), (Usage("x", cost_usd=3.0),), 1.0, shown=shown, paid=paid)
+    assert (unlisted.cost_usd, unlisted.price_list) == (3.0, "shown")
     nothing = PriceList("paid", "d", "s", {"m": Price()})  # a free call there was billed, at its price of 0
     assert call_rows(ToolSpec("t", "", {}), (free,), 1.0, shown=shown, paid=nothing)[0].cost_usd == 0.4
 

@@ -1,13 +1,12 @@
 """Functions as tools: their schema, their errors, their rows; and calls in the executor."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import Price, PriceList, call_rows
+from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.tools.base import FunctionTool, Tool, tool, unreachable
 from orchestra_jax.tools.entries import plain_entry
@@ -170,25 +169,6 @@ def test_a_refused_call_costs_what_its_rows_say():
         return ToolResult("There is nothing to run.", (spent,), is_error=True, refused=True)
 
     assert execute(lazy, {}).usage == (spent,)
-
-
-def test_rewards_count_by_the_instances_list_and_what_was_not_billed_stays_free():
-    paid = PriceList("paid", "d", "s", {"model": Price(output=2.0), "web": Price(call=0.1)})
-    shown = PriceList("shown", "d", "s", {"model": Price(output=8.0), "web": Price(call=0.4)})
-
-    def rewarded(row: Usage) -> Usage:
-        (charged,) = call_rows(ToolSpec("t", "d", {}), (row,), 1.0, shown=shown, paid=paid)
-        return charged
-
-    million = Usage("model", completion_tokens=1_000_000)
-    assert rewarded(paid.priced(million)).cost_usd == rewarded(million).cost_usd == 8.0
-    # A worst case that was raised after a bill above it is not the price of its tokens: the budget counts it as it is.
-    raised = replace(million, cost_usd=2.5, estimated=True, price_list="paid")
-    assert call_rows(ToolSpec("t", "d", {}), (raised,), 1.0, shown=paid, paid=paid) == (raised,)
-    assert rewarded(raised).cost_usd == 8.0
-    assert rewarded(paid.priced(Usage("web"))) == Usage("web", cost_usd=0.4, price_list="shown")
-    assert rewarded(Usage("web", price_list="paid")) == Usage("web", price_list="shown")
-    assert rewarded(Usage("other", cost_usd=3.0)) == Usage("other", cost_usd=3.0, price_list="shown")
 
 
 @pytest.mark.parametrize("url", ["http://HOST:PORT/v1", "http://h:99999", "http://a..b/v1", f"http://{'a' * 70}.com"])

@@ -24,11 +24,10 @@ from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.base import Environment, Episode, initial_messages
 from orchestra_jax.envs.qa.environment import QAEnvironment, QAEpisode
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.money.prices import call_rows
 from orchestra_jax.tools.answers import extract_answer, matches, parse_number
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.tools.python import spec as python_spec
-from orchestra_jax.types import Preference, Task, ToolCall, ToolResult, ToolSpec, Usage
+from orchestra_jax.types import Preference, Task, ToolCall
 
 
 @pytest.fixture
@@ -42,20 +41,6 @@ def cfg(tmp_path: Path) -> RunConfig:
         names=["python", "local_search"], search=LocalSearchConfig(str(passages)), sandbox=SandboxConfig(workers=1)
     )
     return RunConfig(env=EnvConfig(name="qa"), tools=tools, data=DataConfig(path=str(questions), eval_questions=2))
-
-
-def step(cfg: RunConfig, calls: list[ToolCall]) -> list[ToolResult]:
-    async def main() -> list[ToolResult]:
-        environment = QAEnvironment(cfg)
-        episode = environment.reset(environment.held_out(1)[0], Budget())
-        assert isinstance(environment, Environment)
-        assert isinstance(episode, Episode)
-        try:
-            return [await episode.step(call) for call in calls]
-        finally:
-            await environment.close()
-
-    return asyncio.run(main())
 
 
 def test_messages_carry_the_preference(cfg: RunConfig):
@@ -85,17 +70,15 @@ def test_tasks_are_those_of_the_seed_however_they_are_asked_for(cfg: RunConfig):
     assert next(one.train_tasks(3)) == next(other.train_tasks(3))
 
 
-def test_real_tools_and_observations_of_wrong_calls(cfg: RunConfig):
-    python, search, raised, unknown, bad = step(
-        cfg,
-        [
-            ToolCall("python", {"code": "6 * 7"}),
-            ToolCall("local_search", {"query": "capital of Norway"}),
-            ToolCall("python", {"code": "1 / 0"}),
-            ToolCall("browser", {}),
-            ToolCall("python", {"source": "1"}),
-        ],
-    )
+async def test_real_tools_and_observations_of_wrong_calls(cfg: RunConfig):
+    environment = QAEnvironment(cfg)
+    episode = environment.reset(environment.held_out(1)[0], Budget())
+    assert isinstance(environment, Environment)
+    assert isinstance(episode, Episode)
+    given = {"python": {"code": "6 * 7"}, "local_search": {"query": "capital of Norway"}, "browser": {}}
+    python, search, unknown = [await episode.step(ToolCall(*call)) for call in given.items()]
+    raised, bad = [await episode.step(ToolCall("python", each)) for each in ({"code": "1 / 0"}, {"source": "1"})]
+    await environment.close()
     assert (python.text, python.is_error) == ("42", False)
     assert search.text.splitlines()[0] == "Oslo: Capital of Norway."
     assert (raised.text, raised.is_error) == ("ZeroDivisionError: division by zero", True)
@@ -103,18 +86,6 @@ def test_real_tools_and_observations_of_wrong_calls(cfg: RunConfig):
     assert unknown.text == "Unknown tool 'browser'; the available tools are: python, local_search."
     assert bad.text == "The arguments of python lack the required 'code'."
     assert all(result.is_error and result.usage == () for result in (unknown, bad))
-
-
-def test_charge_without_own_rows():
-    spec = ToolSpec("t", "d", {"type": "object"})
-    assert call_rows(spec, (), 0.3) == (Usage("t", seconds=0.3, price_list="menu"),)
-    own = (Usage("model", completion_tokens=5, cost_usd=0.1, seconds=2.0),)
-    assert call_rows(spec, own, 0.3) == own
-    priced = ToolSpec("t", "d", {"type": "object"}, price_usd=0.7)
-    expected = Usage("t", completion_tokens=5, cost_usd=0.7, seconds=2.0, price_list="menu")
-    assert call_rows(priced, own, 0.3) == (expected,)
-    (row,) = call_rows(ToolSpec("t", "d", {"type": "object"}, price_usd=0.5, latency_s=4.0), own, 0.3)
-    assert (row.cost_usd, row.seconds, row.price_list) == (0.5, 4.0, "menu")
 
 
 async def test_score():

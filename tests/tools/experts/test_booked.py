@@ -10,50 +10,37 @@ from tests.tools import openai_stub
 from tests.tools.experts.test_client import QUESTION, spent
 from tests.tools.openai_stub import PRICES
 
+SOUND = {"prompt_tokens": 10, "completion_tokens": 5}
+
 
 @pytest.mark.parametrize(
-    ("usage", "tokens"),
+    ("fields", "tokens"),
     [
-        ({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}, (10, 0, 5)),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 35}, (10, 0, 25)),  # reasoning left out
-        (
-            {"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 20}},
-            (10, 0, 25),
-        ),
-        (
-            {"prompt_tokens": 10, "completion_tokens": 25, "completion_tokens_details": {"reasoning_tokens": 20}},
-            (10, 0, 25),
-        ),
-        (
-            {"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": "x"}},
-            (10, 0, 5),
-        ),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}, (10, 4, 5)),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 40}}, (10, 10, 5)),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": None}, (10, 0, 5)),
-        ({"prompt_tokens": 10}, None),
-        ({"prompt_tokens": -1, "completion_tokens": 5}, None),
-        ({"prompt_tokens": "many", "completion_tokens": 5}, None),
-        ({"prompt_tokens": 1e308, "completion_tokens": 5}, None),
+        ({"total_tokens": 15}, (10, 0, 5)),
+        ({"total_tokens": 35}, (10, 0, 25)),  # reasoning left out
+        ({"completion_tokens_details": {"reasoning_tokens": 20}}, (10, 0, 25)),
+        ({"completion_tokens": 25, "completion_tokens_details": {"reasoning_tokens": 20}}, (10, 0, 25)),
+        ({"completion_tokens_details": {"reasoning_tokens": "x"}}, (10, 0, 5)),
+        ({"prompt_tokens_details": {"cached_tokens": 4}}, (10, 4, 5)),
+        ({"prompt_tokens_details": {"cached_tokens": 40}}, (10, 10, 5)),
+        ({"prompt_tokens_details": None}, (10, 0, 5)),
+        ({"total_tokens": 1e308}, None),
         ({"prompt_tokens": 0, "completion_tokens": 0}, None),
-        ({"prompt_tokens": None, "completion_tokens": 5}, None),
-        ({"prompt_tokens": 10**30, "completion_tokens": 5}, None),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 1e308}, None),
-        ({"prompt_tokens": 10, "completion_tokens": math.nan}, None),
-        ({"prompt_tokens": 10, "completion_tokens": math.inf}, None),
-        ({"prompt_tokens": 10, "completion_tokens": True}, None),
-        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": [1]}, (10, 0, 5, True)),
-        (
-            {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": "x"}},
-            (10, 0, 5, True),
-        ),
-        (None, None),
-        ([1], None),
+        ({"prompt_tokens_details": [1]}, (10, 0, 5, True)),
+        ({"prompt_tokens_details": {"cached_tokens": "x"}}, (10, 0, 5, True)),
+        *(({"prompt_tokens": odd}, None) for odd in (-1, "many", 1e308, None, 10**30)),
+        *(({"completion_tokens": odd}, None) for odd in (math.nan, math.inf, 1e308, 10**20, -5, 2.5)),
+        *(({"completion_tokens": odd}, None) for odd in ("many", True, [1], {})),
     ],
 )
-def test_read_usage(usage, tokens):
-    found = read_usage(usage)
+def test_read_usage(fields, tokens):
+    found = read_usage({**SOUND, **fields})
     assert (found and tuple(found.values())) == (tokens and (*tokens, False)[:4])
+
+
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 10}, None, [1]])
+def test_what_is_no_usage(usage):
+    assert read_usage(usage) is None
 
 
 async def test_cached_tokens_that_make_no_sense_are_paid_in_full_and_the_rest_is_the_servers(stub, make, caplog):
