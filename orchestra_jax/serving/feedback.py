@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, Row, Select, select, update
 
 from orchestra_jax.serving.database import REQUESTS, VERDICTS, ServerDatabase, dollars
 from orchestra_jax.serving.errors import RequestError, read_body, typed, unsupported, wrong
@@ -106,9 +107,13 @@ def logged(database: ServerDatabase) -> Iterator[dict[str, Any]]:
             VERDICTS, VERDICTS.c.request == REQUESTS.c.id
         )
         one = one.where(REQUESTS.c.id == name)
-        row = database.do(lambda connection, one=one: connection.execute(one).first()).result()
+        row = database.do(partial(_first, one)).result()
         if row is not None and row.kept is not None:  # it may have been forgotten meanwhile
             yield _line(row._asdict())
+
+
+def _first(statement: Select[Any], connection: Connection) -> Row[Any] | None:
+    return connection.execute(statement).first()
 
 
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:
