@@ -6,7 +6,6 @@ price, the dearest call.
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +82,8 @@ def count_model_calls(called: Sequence[str], offered: ModelPrices, policy_model:
     """Count the calls of models among the called tools of one trajectory."""
     models, top, own = [key for key in called if key in offered], strongest_models(offered), None
     if policy_model is not None:
+        from orchestra_jax.evaluation.model_family import model_family  # only for a model that has a name
+
         own = sum(model_family(key.rpartition("/")[2]) == model_family(policy_model) for key in models)
     return ModelCalls(len(models), len(models) if top else 0, sum(key in top for key in models), own)
 
@@ -167,13 +168,3 @@ def tool_entropy(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         return {}
     bits = sum(count / called.total() * math.log2(called.total() / count) for count in called.values())
     return {"entropy": bits, **({"entropy_share": bits / math.log2(len(offered))} if len(offered) > 1 else {})}
-
-
-_VERSION = re.compile(r"\d+(\.\d+)*[a-z]?(?<!b)$")  # such as 3.3 or 4o, not the size 70b
-
-
-def model_family(model: str) -> str:
-    """Return a model's name without size and variant: "qwen3" for "Qwen/Qwen3-8B", "gpt-5" for "gpt-5-mini"."""
-    first, *rest = model.lower().rsplit("/", 1)[-1].split("-")
-    versioned = rest and not re.search(r"\d", first) and _VERSION.match(rest[0])
-    return f"{first}-{rest[0]}" if versioned else first

@@ -145,7 +145,7 @@ class Evaluator:
         """Return the figures of trajectories, the samples of each task side by side."""
         found: dict[str, Any] = summarize(run) | ({"local_share": local_share(run)} if is_part else {})
         if work.samples > 1:
-            from orchestra_jax.evaluation.intervals import pass_figures
+            from orchestra_jax.evaluation.pass_at_k import pass_figures
 
             counts = [(len(some), sum(t.solved for t in some)) for some in questions(run, work.samples)]
             found |= pass_figures(counts, work.samples)

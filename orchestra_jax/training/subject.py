@@ -15,7 +15,7 @@ from orchestra_jax.config.schema import POLICY_FOLDER, ConfigError, RunConfig
 from orchestra_jax.envs.base import Baseline, Environment
 from orchestra_jax.envs.baselines import baseline
 from orchestra_jax.evaluation.benchmarks import chosen_tasks, in_parts
-from orchestra_jax.evaluation.calls import model_family
+from orchestra_jax.evaluation.model_family import model_family
 from orchestra_jax.io import hub
 
 BASELINE = "baseline:"  # prefix of a script's name

@@ -12,13 +12,13 @@ import pytest
 from orchestra_jax.evaluation.calls import (
     ModelCalls,
     count_model_calls,
-    model_family,
     model_figures,
     offered_models,
     several_figures,
     strongest_models,
     tool_entropy,
 )
+from orchestra_jax.evaluation.model_family import model_family
 from orchestra_jax.evaluation.results.tables import share_of_calls
 from orchestra_jax.training.metrics import rollout_metrics
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from orchestra_jax.envs.base import DO_NOTHING
 from orchestra_jax.evaluation.figures import number
-from orchestra_jax.evaluation.intervals import Interval, bootstrap, pass_figures
+from orchestra_jax.evaluation.intervals import Interval, bootstrap
+from orchestra_jax.evaluation.pass_at_k import pass_figures
 from orchestra_jax.evaluation.results import published
 from orchestra_jax.evaluation.results.comparisons import pairs, preferences, unseen
 from orchestra_jax.evaluation.results.front import hypervolume, on_front
