@@ -42,6 +42,12 @@ def world(file: Path, **options: object) -> RecordedEnvironment:
     return RecordedEnvironment(replace(cfg, env=EnvConfig(name="recorded", options={"path": str(file), **options})))
 
 
+def refused(file: Path, said: str) -> None:
+    """Fails where the environment takes the table, or says something else."""
+    with pytest.raises(ConfigError, match=said):
+        world(file)
+
+
 @pytest.mark.parametrize("suffix", ["tsv", "json", "jsonl", "parquet"])
 def test_every_form_is_read_to_the_same(tmp_path: Path, suffix: str):
     rows = [row | {"output": f'{row["output"]}\nin two lines, "quoted"'} for row in own_rows()]
@@ -63,21 +69,16 @@ def test_empty_texts_are_empty_and_no_word(tmp_path: Path):
 @pytest.mark.parametrize("column", ["question", "model", "output", "correct"])
 def test_a_needed_column_with_another_name_is_refused_by_name(tmp_path: Path, column: str):
     file = write(tmp_path / "t.csv", renamed(own_rows(), **{column: "renamed"}))
-    with pytest.raises(
-        ConfigError, match=rf"has no column '{column}': rename the one that holds it .*; here are .*'renamed'"
-    ):
-        world(file)
+    refused(file, rf"has no column '{column}': rename the one that holds it .*; here are .*'renamed'")
 
 
 def test_a_column_that_is_there_twice_or_under_two_names_is_refused(tmp_path: Path):
     rows = [row | {"second": row["output"]} for row in own_rows()]
     names = list(rows[0])
     twice = write(tmp_path / "a.csv", rows, [*names[:-1], "output"])
-    with pytest.raises(ConfigError, match="has the column 'output' twice: remove one"):
-        world(twice)
+    refused(twice, "has the column 'output' twice: remove one")
     both = write(tmp_path / "b.csv", rows, [*names[:-1], "response"])
-    with pytest.raises(ConfigError, match="two columns that mean 'output', 'output' and 'response': remove one"):
-        world(both)
+    refused(both, "two columns that mean 'output', 'output' and 'response': remove one")
 
 
 def test_costs_that_nobody_knows_are_refused_and_never_free(tmp_path: Path):
@@ -88,10 +89,10 @@ def test_costs_that_nobody_knows_are_refused_and_never_free(tmp_path: Path):
     }
     for name, (change, count) in cases.items():
         rows = [change(number, row) for number, row in enumerate(own_rows())]
-        with pytest.raises(
-            ConfigError, match=f"empty or missing for {count} of {QUESTIONS} answers of house-0, which the price list"
-        ):
-            world(write(tmp_path / f"{name}.csv", rows))
+        refused(
+            write(tmp_path / f"{name}.csv", rows),
+            f"empty or missing for {count} of {QUESTIONS} answers of house-0, which the price list",
+        )
     found = read_recording(write(tmp_path / "t.csv", [row | {"cost": None} for row in own_rows()]))
     with pytest.raises(MissingPrice):
         found.cost(PriceList("none", "2026", "", {}))
@@ -103,8 +104,7 @@ def test_costs_that_nobody_knows_are_refused_and_never_free(tmp_path: Path):
 def test_an_id_of_two_questions_is_refused_with_both_rows(tmp_path: Path, column: str):
     rows = own_rows()
     rows[6][column] = "another"
-    with pytest.raises(ConfigError, match=rf"line 8: the id 'q1' has another {column} than in .*line 6: give each"):
-        world(write(tmp_path / "t.csv", rows))
+    refused(write(tmp_path / "t.csv", rows), rf"line 8: the id 'q1' has another {column} than in .*line 6: give each")
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,8 @@ def test_a_value_out_of_range_is_one_sentence_with_its_line(tmp_path: Path, colu
     rows = own_rows()
     rows[5][column] = value
     for file in (write(tmp_path / "t.csv", rows), write(tmp_path / "t.tsv", rows)):
-        with pytest.raises(ConfigError, match=f"line 7: {said}"):
-            world(file)
-    with pytest.raises(ConfigError, match=f"line 6: {said}"):
-        world(write(tmp_path / "t.jsonl", rows))
+        refused(file, f"line 7: {said}")
+    refused(write(tmp_path / "t.jsonl", rows), f"line 6: {said}")
 
 
 def test_the_start_tells_what_was_read_and_how_many_rows_are_estimated(tmp_path: Path, capsys):
@@ -201,25 +199,23 @@ def test_recorded_dollars_that_a_price_list_replaces_are_told(tmp_path: Path, ca
 )
 def test_a_recorded_model_has_a_name_of_its_own(tmp_path: Path, model: str, said: str):
     rows = [row | {"model": model} if row["model"] == OWN[STRONG] else row for row in own_rows()]
-    with pytest.raises(ConfigError, match=said):
-        world(write(tmp_path / "t.csv", rows))
+    refused(write(tmp_path / "t.csv", rows), said)
 
 
 def test_answers_that_never_equal_their_reference_are_refused_and_some_are_told(tmp_path: Path, capsys):
     rows = own_rows()
-    with pytest.raises(
-        ConfigError, match=r"109 of 109 answers of env\.options\.path that are marked as correct differ from their"
-    ):
-        world(write(tmp_path / "t.csv", [row | {"output": "see the log"} for row in rows]))
+    refused(
+        write(tmp_path / "t.csv", [row | {"output": "see the log"} for row in rows]),
+        r"109 of 109 answers of env\.options\.path that are marked as correct differ from their",
+    )
     right = [row for row in rows if row["correct"]]
     for row in right[:11]:
         row["output"] = "see the log"
-    with pytest.raises(ConfigError, match=r"11 of 109 answers of .* and would count as wrong: .* leave 'answer' out"):
-        world(write(tmp_path / "t.csv", rows))
-    with pytest.raises(
-        ConfigError, match=r"No answer of env\.options\.path is marked as correct, .*: check the column"
-    ):
-        world(write(tmp_path / "t.csv", [row | {"correct": False} for row in rows]))
+    refused(write(tmp_path / "t.csv", rows), r"11 of 109 answers of .* and would count as wrong: .* leave 'answer' out")
+    refused(
+        write(tmp_path / "t.csv", [row | {"correct": False} for row in rows]),
+        r"No answer of env\.options\.path is marked as correct, .*: check the column",
+    )
     rows = own_rows()
     right = [row for row in rows if row["correct"]]
     right[0]["output"] = "see the log"
@@ -243,8 +239,7 @@ def test_answers_that_never_equal_their_reference_are_refused_and_some_are_told(
 )
 def test_what_is_no_table_is_one_sentence(tmp_path: Path, content: bytes, said: str):
     (tmp_path / "t.csv").write_bytes(content)
-    with pytest.raises(ConfigError, match=said):
-        world(tmp_path / "t.csv")
+    refused(tmp_path / "t.csv", said)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +253,7 @@ def test_a_quote_that_does_not_end_its_field_takes_no_rows(tmp_path: Path, suffi
         lines[number] = lines[number].replace("OUTPUT", opened)
     file.write_text("\n".join(["\ufeff" + lines[0], *lines[1:]]), encoding="utf-8")
     said = re.escape(f"t.{suffix}', line 6: {opened[:6]!r}"[:-1])
-    with pytest.raises(ConfigError, match=rf"{said}.* begins with a quote that does not end the field: put the field"):
-        world(file)
+    refused(file, rf"{said}.* begins with a quote that does not end the field: put the field")
     lines[5], lines[9] = (lines[number].replace(opened, '"Say ""yes"",\n""so"""') for number in (5, 9))
     file.write_text("\r\n".join(lines))
     found = read_recording(file)
@@ -271,15 +265,13 @@ def test_a_damaged_parquet_file_is_one_sentence(tmp_path: Path):
     whole = write(tmp_path / "t.parquet", own_rows()).read_bytes()
     for content in (b"", whole[:200], whole[:4] + bytes(40) + whole[44:], whole[:-8] + bytes(4) + whole[-4:]):
         (tmp_path / "t.parquet").write_bytes(content)
-        with pytest.raises(ConfigError, match=r"^'[^\n]*t\.parquet' cannot be read: [^\n]+$"):
-            world(tmp_path / "t.parquet")
+        refused(tmp_path / "t.parquet", r"^'[^\n]*t\.parquet' cannot be read: [^\n]+$")
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = write(tmp_path / "t.csv", own_rows())
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"Reading 't.csv' needs pyarrow: pip install 'orchestra-jax\[data\]'"):
-        world(file)
+    refused(file, r"Reading 't.csv' needs pyarrow: pip install 'orchestra-jax\[data\]'")
 
 
 def test_a_wide_table_of_commas_drops_questions_that_some_model_has_not_answered(tmp_path: Path):
@@ -302,17 +294,15 @@ def test_a_wide_table_of_commas_drops_questions_that_some_model_has_not_answered
 @pytest.mark.parametrize("name", ["t.csv.gz", "t.CSV", "t.xlsx", "t.ndjson", "t"])
 def test_another_ending_is_refused_with_those_that_are_read(tmp_path: Path, name: str):
     write(tmp_path / "t.csv", own_rows()).rename(tmp_path / name)
-    with pytest.raises(
-        ConfigError, match=rf"{name}' must end in .csv, .tsv, .json, .jsonl or .parquet: unpack or rename it, or save"
-    ):
-        world(tmp_path / name)
+    refused(
+        tmp_path / name, rf"{name}' must end in .csv, .tsv, .json, .jsonl or .parquet: unpack or rename it, or save"
+    )
 
 
 def test_a_bad_row_beside_a_very_long_prompt_is_one_sentence(tmp_path: Path):
     rows = [row | {"question": f"{row['question']}{'x' * 140_000}"} for row in own_rows()[:8]]
     rows[5]["cost"] = "free"
-    with pytest.raises(ConfigError, match=r"t.csv', row 6: 'cost' must be a number >= 0 .*, not 'free'"):
-        world(write(tmp_path / "t.csv", rows))
+    refused(write(tmp_path / "t.csv", rows), r"t.csv', row 6: 'cost' must be a number >= 0 .*, not 'free'")
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -328,8 +318,10 @@ def test_a_bad_row_beside_a_very_long_prompt_is_one_sentence(tmp_path: Path):
 )
 def test_a_list_where_a_text_belongs_is_refused(tmp_path: Path, column: str, value: object, suffix: str):
     rows = [row | {column: value} for row in own_rows()]
-    with pytest.raises(ConfigError, match=rf"t.{suffix}'.*: '{column}' must be one text, not a list: of messages, wri"):
-        world(write(tmp_path / f"t.{suffix}", rows))
+    refused(
+        write(tmp_path / f"t.{suffix}", rows),
+        rf"t.{suffix}'.*: '{column}' must be one text, not a list: of messages, wri",
+    )
     unread = write(tmp_path / f"u.{suffix}", [row | {"messages": value} for row in own_rows()])
     assert len(read_recording(unread).questions) == QUESTIONS
 
@@ -353,8 +345,7 @@ def test_lists_of_other_writers_are_read_and_durations_refused(tmp_path: Path):
     assert read_recording(tmp_path / "t.parquet").questions["q1"].answer == ("3", "three")
     taken = pyarrow.array([1500] * len(table), pyarrow.duration("ms"))
     parquet.write_table(table.set_column(table.column_names.index("latency"), "latency", taken), tmp_path / "t.parquet")
-    with pytest.raises(ConfigError, match=r"t.parquet': 'latency' holds durations: write them as numbers of seconds"):
-        world(tmp_path / "t.parquet")
+    refused(tmp_path / "t.parquet", r"t.parquet': 'latency' holds durations: write them as numbers of seconds")
 
 
 def test_ids_of_calls_are_told_apart_from_models_with_few_answers(tmp_path: Path):
@@ -362,31 +353,30 @@ def test_ids_of_calls_are_told_apart_from_models_with_few_answers(tmp_path: Path
     said = (
         rf"each id has one answer alone, as ids of calls have, while {len(rows)} rows ask {QUESTIONS} questions; leave"
     )
-    with pytest.raises(ConfigError, match=said):
-        world(write(tmp_path / "t.csv", rows))
+    refused(write(tmp_path / "t.csv", rows), said)
     blank = [
         row | {"id": None, "question": f"{row['question']}{' ' * (number % 2)}"} for number, row in enumerate(rows)
     ]
-    with pytest.raises(
-        ConfigError, match=rf"model: {QUESTIONS} questions are written in {2 * QUESTIONS} ways, by blan"
-    ):
-        world(write(tmp_path / "s.csv", [{name: row[name] for name in row if name != "id"} for row in blank]))
+    refused(
+        write(tmp_path / "s.csv", [{name: row[name] for name in row if name != "id"} for row in blank]),
+        rf"model: {QUESTIONS} questions are written in {2 * QUESTIONS} ways, by blan",
+    )
     alone = [row for number, row in enumerate(own_rows()) if number % len(MODELS) == number // len(MODELS) % 4]
-    with pytest.raises(
-        ConfigError, match=r"leave some models out .4 models; 'house-0' has answered 10 of 40 questions"
-    ):
-        world(write(tmp_path / "u.csv", alone))
+    refused(
+        write(tmp_path / "u.csv", alone), r"leave some models out .4 models; 'house-0' has answered 10 of 40 questions"
+    )
 
 
 def test_a_kind_for_each_question_leaves_no_split_and_the_sentence_names_the_column(tmp_path: Path):
     rows = [row | {"family": row["id"]} for row in own_rows()]
-    with pytest.raises(
-        ConfigError,
-        match=r"few questions of each kind .40 kinds of 40 questions.: none .* leave out the column of kinds",
-    ):
-        world(write(tmp_path / "t.csv", rows))
-    with pytest.raises(ConfigError, match="few questions in all: none is left for the validation split; bring more"):
-        world(write(tmp_path / "u.csv", own_rows()[4:8] + own_rows()[8:12] + own_rows()[12:16]))
+    refused(
+        write(tmp_path / "t.csv", rows),
+        r"few questions of each kind .40 kinds of 40 questions.: none .* leave out the column of kinds",
+    )
+    refused(
+        write(tmp_path / "u.csv", own_rows()[4:8] + own_rows()[8:12] + own_rows()[12:16]),
+        "few questions in all: none is left for the validation split; bring more",
+    )
 
 
 def test_questions_of_training_under_another_id_do_not_judge(tmp_path: Path, capsys):
@@ -402,10 +392,9 @@ def test_questions_of_training_under_another_id_do_not_judge(tmp_path: Path, cap
     told = "  left out: 1 held-out questions, whose text is that of a question of training\n"
     assert told in capsys.readouterr().out
     same = [row | {"question": "Say it."} for row in own_rows()]
-    with pytest.raises(
-        ConfigError, match=r"Every question of the validation split of env.options.path has the text of"
-    ):
-        world(write(tmp_path / "v.csv", same))
+    refused(
+        write(tmp_path / "v.csv", same), r"Every question of the validation split of env.options.path has the text of"
+    )
 
 
 def test_answers_marked_as_wrong_that_equal_their_reference_are_told(tmp_path: Path, capsys):
