@@ -4,9 +4,9 @@ A run, a step and a trajectory each have a budget, and each is the parent of the
 all of them or at none (`money.reservations`), and settles with what it did cost. So no limit is ever exceeded as long
 as no call costs more than the worst case that was reserved for it, however many calls are in flight.
 
-Budgets count paid calls that leave the machine, of tools, judges and user simulators (`money.paid.PaidCalls`). A tool's
-price per call (`ToolSpec.price_usd`) and the policy's own tokens are in the ledger and the reward, and in no budget. A
-replayed call reserves nothing.
+Budgets count paid calls that leave the machine, of tools, judges and user simulators (`money.paid.PaidCalls`), and the
+price per call that a tool states (`tools.entries.at_price`), but not the policy's own tokens. A replayed call reserves
+nothing.
 """
 
 import threading

@@ -3,7 +3,7 @@
 A call has two prices. It is *paid* by the list `pricing.name`: budgets count these dollars, its worst case before the
 call (`ExpertClient.chat`), then the bill. An instance *shows* a list of its own, which may be drawn
 (`pricing.randomise`): the ledger of a trajectory and its reward count these. A third kind is fixed: a tool whose menu
-states a price per call costs that, whatever the lists say, and is in no budget. `PriceList.priced` turns the tokens and
+states a price per call costs that, whatever the lists say, in budgets too. `PriceList.priced` turns the tokens and
 seconds of a call into a ledger row; `call_rows` and `policy_row` say by which list. `price_book` draws the shown list,
 and `tools.catalogue` writes its prices into the menu.
 """

@@ -57,11 +57,13 @@ class Tool:
         listed: False for a tool that no price list names, since it is never charged.
         settings: all that its answers depend on beside the arguments, for the record of calls; None: it keeps no
             record, or does so itself.
+        reserves: True if `run` reserves in its budget what it pays; False: budgets count `spec.price_usd` of each call.
     """
 
     spec: ToolSpec
     listed: bool = True
     settings: Mapping[str, Any] | None = MappingProxyType({})
+    reserves: bool = True
 
     def __init__(self, context: ToolContext) -> None:
         """Open what the tool needs; a subclass that needs nothing leaves this as it is."""
@@ -88,7 +90,7 @@ class FunctionTool(Tool):
     """A tool that is one async function; see `tool`. Calling it calls the function."""
 
     def __init__(self, function: ToolFunction, spec: ToolSpec, budget: str | None) -> None:
-        self.function, self.spec, self._budget = function, spec, budget
+        self.function, self.spec, self._budget, self.reserves = function, spec, budget, budget is not None
 
     def __call__(self, *arguments: Any, **options: Any) -> Awaitable[ToolResult | str]:
         return self.function(*arguments, **options)
@@ -151,7 +153,8 @@ def tool(
     Args:
         name: name of the tool; the function's own by default.
         price_usd: dollars of each executed call if the price list has no entry of this name. `ToolExecutor` charges it
-            to ledger and reward. Budgets count only what the function reserves (`money.reservations.acquire`).
+            to ledger and reward. Budgets count it too, unless the function takes the `Budget`: then they count what it
+            reserves there (`money.reservations.acquire`).
         latency_s: seconds per call that the menu shows and the reward counts; None: measured.
         local: True if it runs on the user's own machine.
 

@@ -7,6 +7,7 @@ from typing import Any
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.tools.answer_tool import ANSWER_TOOL
 from orchestra_jax.tools.base import Tool
@@ -50,8 +51,29 @@ def plain_entry(tool: Tool, prices: PriceList, replay: Replay) -> Entry:
     listed = tool.listed and (spec.price_usd is None or spec.name in prices.entries)
     if listed:
         spec = replace(spec, price_usd=None, latency_s=None)
-    handler = tool.run if tool.settings is None else recorded(spec.name, tool.run, replay, tool.settings)
+    run = tool.run if tool.reserves or not spec.price_usd else at_price(tool.run, spec.name, spec.price_usd)
+    handler = run if tool.settings is None else recorded(spec.name, run, replay, tool.settings)
     return Entry(spec, within_budget(handler), billed=(spec.name,) if listed else ())
+
+
+def at_price(handler: ToolHandler, name: str, usd: float) -> ToolHandler:
+    """Wrap a handler so that budgets count its price per call. A call that failed counts: it may have been paid for."""
+
+    async def call(arguments: Mapping[str, Any], budget: Budget) -> ToolResult:
+        price = Usage(name, cost_usd=usd)
+        reservation = await acquire(budget, price)
+        try:
+            result = as_result(await handler(arguments, budget))
+        except BaseException:
+            reservation.settle(price)
+            raise
+        if result.refused:
+            reservation.release()
+        else:
+            reservation.settle(price)
+        return result
+
+    return call
 
 
 def within_budget(handler: ToolHandler) -> ToolHandler:

@@ -1,16 +1,18 @@
 """Functions as tools: their schema, their errors, their rows; and calls in the executor."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
+from orchestra_jax.money.reservations import acquire
 from orchestra_jax.tools.base import FunctionTool, Tool, tool, unreachable
-from orchestra_jax.tools.entries import plain_entry
-from orchestra_jax.tools.executor import ToolExecutor
+from orchestra_jax.tools.entries import OUT_OF_BUDGET, plain_entry
+from orchestra_jax.tools.executor import ToolExecutor, as_result
 from orchestra_jax.types import InfrastructureError, ToolCall, ToolResult, ToolSpec, Usage
 
 
@@ -169,6 +171,43 @@ def test_a_refused_call_costs_what_its_rows_say():
         return ToolResult("There is nothing to run.", (spent,), is_error=True, refused=True)
 
     assert execute(lazy, {}).usage == (spent,)
+
+
+async def test_budgets_count_the_price_per_call_of_a_tool_that_does_not_reserve_it(tmp_path: Path):
+    """Calls that were made count, also those that failed; a refused or a replayed one does not."""
+
+    @tool(price_usd=0.4)
+    async def lookup(what: str) -> ToolResult:
+        """Looks it up."""
+        if what == "down":
+            raise OSError("nobody answers")
+        return ToolResult(f"{what}: 7", refused=what == "nothing")
+
+    replay = Replay(tmp_path / "calls.db", "replay_or_record")
+    run = Budget(Limits(usd=1.3))
+    task = Budget(Limits(usd=0.9), name="trajectory", parent=run)
+    record = plain_entry(lookup, PriceList("p", "2026-01-01", "", {}), replay).handler
+    assert as_result(await record({"what": "a"}, task)).text == "a: 7"
+    with pytest.raises(InfrastructureError):
+        await record({"what": "down"}, task)
+    assert as_result(await record({"what": "nothing"}, task)).refused
+    assert (run.spent, run.reserved) == (Spending(0.8, 0, 2), Spending())
+    assert as_result(await record({"what": "b"}, task)).text == OUT_OF_BUDGET
+    assert as_result(await record({"what": "a"}, task)).text == "a: 7"  # from the record
+    assert task.spent.calls == 2
+    await record({"what": "c"}, run)
+    with pytest.raises(BudgetExceeded, match=r"the run could come to 1\.6 dollars"):
+        await record({"what": "d"}, run)
+
+    @tool(price_usd=0.4)
+    async def reserves(budget: Budget) -> str:
+        """Reserves what it pays."""
+        (await acquire(budget, Usage("reserves", cost_usd=0.01))).settle(Usage("reserves", cost_usd=0.01))
+        return "done"
+
+    await plain_entry(reserves, PriceList("p", "2026-01-01", "", {}), replay).handler({}, own := Budget())
+    assert own.spent.usd == 0.01
+    replay.close()
 
 
 @pytest.mark.parametrize("url", ["http://HOST:PORT/v1", "http://h:99999", "http://a..b/v1", f"http://{'a' * 70}.com"])

@@ -38,6 +38,8 @@ class McpTool(Tool):
         session: calls to the server; None if they are only replayed.
     """
 
+    reserves = False
+
     def __init__(self, spec: ToolSpec, own: str, identity: Mapping[str, str], session: McpSession | None) -> None:
         self.spec, self._own, self._session = spec, own, session
         self.settings = {"server": identity, "tool": own}
