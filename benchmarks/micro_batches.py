@@ -17,9 +17,10 @@ from short import parse
 
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.packing import micro_batches
 
 VOCAB = 1484
 ROWS, PREFIXES = (16, 48), (112, 192)

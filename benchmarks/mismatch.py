@@ -42,10 +42,11 @@ from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig, policy_loss
 from orchestra_jax.rl.optimizer import make_optimizer
+from orchestra_jax.rl.packing import micro_batches
 
 SMALL = Qwen3Config(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32,

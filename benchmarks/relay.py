@@ -22,9 +22,10 @@ from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models.decoder import init_params
 from orchestra_jax.models.families import preset_config
 from orchestra_jax.money.budgets import Budget
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, micro_batches
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
+from orchestra_jax.rl.packing import micro_batches
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.beginnings import with_beginnings
 from orchestra_jax.training.build import make_collector

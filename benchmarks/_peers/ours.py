@@ -14,10 +14,11 @@ from worker import B1, B2, CLIP, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY, Bat
 
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models import checkpoint
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, TokenSequence
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.optimizer import make_optimizer
+from orchestra_jax.rl.packing import micro_batches
 
 
 def _micro_batches(batch: Batch, *, share: bool) -> list[MicroBatch]:

@@ -1,10 +1,6 @@
-"""The padded micro-batches of the update, made from trajectories.
+"""The sequences of trajectories that are trained on, and the arrays and shapes of the micro-batches that hold them.
 
-Here a row is one sequence without the prefix it shares with its group: the prefix is run once per group and its keys
-and values serve every member (`share_prefix`), so a prompt costs one forward and backward pass however many members the
-group has. Sequences of the same tokens share a row: a policy that knows what to do says the same in most rollouts. Rows
-are sorted by width into a few fixed shapes, so nothing recompiles after the first steps. `rl.packing` makes rows of
-several sequences instead.
+`rl.packing` puts the sequences into the arrays.
 """
 
 import bisect
@@ -230,45 +226,6 @@ class PackShapes:
         return BatchShape(self.rows, self.row_length, self.sequences, self.row_length, 1, 0, pieces, selected)
 
 
-# Few rows are as wide as the widest shape. A second shape of other widths takes longer to compile than padding takes.
-_LEFT_OVER = 8
-
-
-def micro_batches(rows: Sequence[TokenSequence], shapes: MicroShapes) -> list[MicroBatch]:
-    """Split rows into micro-batches of few shapes and one part each; every row lands in exactly one.
-
-    Raises:
-        ValueError: a row or prefix is longer than the widest shape, or a row begins with a sampled token.
-    """
-    by_width: dict[int, dict[Any, list[TokenSequence]]] = {}
-    for number, given in enumerate(rows):
-        row = given if shapes.prefix_widths else dataclasses.replace(given, prefix=0)
-        length = len(row.tokens) - row.prefix
-        if (width := next((w for w in shapes.widths if w >= length), None)) is None:
-            raise ValueError(f"A row of {length} tokens exceeds the widest shape {shapes.widths[-1]}; widen it.")
-        check_start(row, row.prefix)
-        same = number if shapes.sequences_per_row == 1 else (row.prefix, row.tokens, row.sampled)
-        by_width.setdefault(width, {}).setdefault(same, []).append(row)
-    batches = []
-    for width, alike in sorted(by_width.items()):
-        most_rows, most_prefixes = shapes.sizes(width)
-        most = shapes.sequences_per_row * most_rows
-        part: list[list[TokenSequence]] = []
-        prefixes: set[tuple[int, ...]] = set()
-        # Short prompts together: none is padded to a long one.
-        for members in sorted(alike.values(), key=lambda members: members[0].prefix):
-            prefix = members[0].tokens[: members[0].prefix]
-            for sharing in (members[first : first + most] for first in range(0, len(members), most)):
-                full = len(part) == most_rows or sum(map(len, part)) + len(sharing) > most
-                if full or (prefix not in prefixes and len(prefixes) == most_prefixes):
-                    batches += _cut(part, width, shapes)
-                    part, prefixes = [], set()
-                prefixes.add(prefix)
-                part.append(sharing)
-        batches += _cut(part, width, shapes)
-    return batches
-
-
 def bin_rows(lengths: Sequence[int], row_length: int, most: int) -> list[list[int]]:
     """Put sequences into rows: the longest first, each into the fullest row that still holds it (best fit).
 
@@ -304,56 +261,7 @@ def bin_parts(lengths: Sequence[int], shapes: PackShapes) -> list[list[list[int]
     return parts
 
 
-def check_start(row: TokenSequence, start: int = 0) -> None:
-    """Refuse a row that begins, at `start`, with a token that carries loss: nothing in the row predicts it."""
-    if row.sampled[start : start + 1] == (True,):
-        raise ValueError("A row begins with a sampled token, which nothing predicts: put one prompt token before it.")
-
-
 def select_size(found: int, positions: int, fractions: Sequence[float]) -> int:
     """Return R for `found` selected of `positions` positions: the smallest of the compiled shares that holds them."""
     sizes = (int(positions * fraction) for fraction in (*fractions, 1.0))
     return next(size for size in sizes if size >= found)
-
-
-def _cut(part: Sequence[Sequence[TokenSequence]], width: int, shapes: MicroShapes) -> list[MicroBatch]:
-    """Make one micro-batch of these rows, or several small ones if those have at most half the tokens."""
-    longest = max(row[0].prefix for row in part)
-    if (prefix_width := next((w for w in (0, *shapes.prefix_widths) if w >= longest), None)) is None:
-        raise ValueError(f"A prefix of {longest} tokens exceeds the widest {shapes.prefix_widths[-1]}; widen it.")
-    rows, slots = shapes.sizes(width)
-    few = max(1, rows // _LEFT_OVER) if width == shapes.widths[-1] else rows
-    cuts = [part[first : first + few] for first in range(0, len(part), few)]
-    small_tokens, tokens = few * width + min(few, slots) * prefix_width, rows * width + slots * prefix_width
-    roomy = all(sum(map(len, cut)) <= shapes.sequences_per_row * few for cut in cuts)
-    if not roomy or (len(cuts) > 1 and 2 * len(cuts) * small_tokens > tokens):
-        few, cuts = rows, [part]
-    return [_micro_batch(cut, few, min(few, slots), width, prefix_width, shapes) for cut in cuts]
-
-
-def _micro_batch(
-    part: Sequence[Sequence[TokenSequence]], rows: int, slots: int, width: int, prefix_width: int, shapes: MicroShapes
-) -> MicroBatch:
-    """Lay `part`, the sequences of each row, out in `rows` rows of `width` tokens, on `slots` shared prefixes."""
-    found = sum(sum(same[0].sampled[same[0].prefix :]) for same in part)
-    selected = select_size(found, rows * width, shapes.response_fractions)
-    shape = BatchShape(rows, width, shapes.sequences_per_row * rows, width, slots, prefix_width, 0, selected)
-    arrays: Any = shape.empty()
-    prefixes: dict[tuple[int, ...], int] = {}
-    carrying, n = np.zeros((rows, width), bool), 0
-    for b, same in enumerate(part):
-        start, length = same[0].prefix, len(same[0].tokens) - same[0].prefix
-        slot = prefixes.setdefault(same[0].tokens[:start], len(prefixes))
-        arrays.prefix[slot, :start], arrays.prefix_lengths[slot] = same[0].tokens[:start], start
-        arrays.prefix_row[b] = slot
-        arrays.tokens[b, :length], carrying[b, :length] = same[0].tokens[start:], same[0].sampled[start:]
-        arrays.repeated[0] += len(same) * (start + length) - length
-        for sequence in same:
-            arrays.row_of[n], arrays.mask[n] = b, carrying[b]
-            arrays.rollout_logprobs[n, :length] = sequence.logprobs[start:]
-            arrays.advantages[n], arrays.trajectory[n] = sequence.advantage, sequence.trajectory
-            arrays.share[n], n = sequence.share, n + 1
-    arrays.repeated[0] -= arrays.prefix_lengths.sum()
-    places = np.flatnonzero(carrying)
-    arrays.select[0, :found], arrays.place[0, :found] = places - 1, places
-    return dataclasses.replace(arrays, old_logprobs=arrays.rollout_logprobs)

@@ -19,7 +19,8 @@ from orchestra_jax.engines.base import Engine, Generation, SamplingParams
 from orchestra_jax.models import decoder
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.rl.batch_logprobs import batch_logprobs
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence
+from orchestra_jax.rl.packing import micro_batches
 
 SECONDS = 600.0  # nothing below takes so long unless it hangs
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra_jax.rl.batching import BatchShape, MicroShapes, TokenSequence, micro_batches, sequences
+from orchestra_jax.rl.batching import BatchShape, MicroShapes, TokenSequence, sequences
 from orchestra_jax.rl.distributed import abstract_batch, shape_of
-from orchestra_jax.rl.packing import policy_batches
+from orchestra_jax.rl.packing import micro_batches, policy_batches
 from orchestra_jax.types import Preference
 
 from .trajectories import task, trajectory, turn

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from orchestra_jax.models.llama import Qwen2Config
-from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.packing import pack
+from orchestra_jax.rl.packing import micro_batches, pack
 from tests.models.trees import drawn_params
 
 from .packed_rows import recorder

@@ -9,11 +9,11 @@ import pytest
 
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.rl import forks
-from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence, micro_batches, sequences
+from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig, policy_loss
 from orchestra_jax.rl.optimizer import make_optimizer
-from orchestra_jax.rl.packing import pack
+from orchestra_jax.rl.packing import micro_batches, pack
 from orchestra_jax.types import Preference
 
 from .trajectories import MODEL, task, trajectory, turn, weights

@@ -14,11 +14,12 @@ import pytest
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.rl.batch_logprobs import batch_logprobs
-from orchestra_jax.rl.batching import MicroShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, TokenSequence
 from orchestra_jax.rl.learner import Learner, LearnerConfig, _whole_batch
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.objectives import Normalisers
 from orchestra_jax.rl.optimizer import make_optimizer
+from orchestra_jax.rl.packing import micro_batches
 
 from .packed_rows import assert_trees_close, recorder
 from .trajectories import MODEL, weights

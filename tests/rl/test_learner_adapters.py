@@ -6,9 +6,9 @@ import pytest
 
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.lora import LoRA, attach, init_adapters
-from orchestra_jax.rl.batching import micro_batches
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.optimizer import make_optimizer
+from orchestra_jax.rl.packing import micro_batches
 
 from .packed_rows import assert_trees_close, recorder
 from .test_learner import FULL, KL, MICRO, as_bytes, learner, make_rows, naive_supervised_loss

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra_jax.models.attention.cudnn import max_segments, segment_table
-from orchestra_jax.rl.batching import MicroBatch, MicroShapes, PackShapes, TokenSequence, bin_rows, micro_batches
+from orchestra_jax.rl.batching import MicroBatch, MicroShapes, PackShapes, TokenSequence, bin_rows
 from orchestra_jax.rl.distributed import shape_of
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.packing import pack, policy_batches, policy_shapes
+from orchestra_jax.rl.packing import micro_batches, pack, policy_batches, policy_shapes
 from tests.models.trees import drawn_params
 from tests.training.test_trainer import config
 

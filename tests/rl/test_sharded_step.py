@@ -13,13 +13,13 @@ from jax.sharding import PartitionSpec as P
 from orchestra_jax.config.algorithm import OptimizerConfig
 from orchestra_jax.models.qwen3 import Qwen3Config
 from orchestra_jax.models.sharding import make_mesh
-from orchestra_jax.rl.batching import MicroShapes, PackShapes, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, PackShapes
 from orchestra_jax.rl.distributed import abstract_batch
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.mesh_learner import MeshLearner
 from orchestra_jax.rl.optimizer import make_optimizer
-from orchestra_jax.rl.packing import pack, policy_batches
+from orchestra_jax.rl.packing import micro_batches, pack, policy_batches
 from tests.models.trees import drawn_params
 from tests.processes.running import free_port
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestra_jax.config.choices import History
-from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence
 from orchestra_jax.rl.distributed import agree_on_batches, multihost_utils, shape_of, stack_parts
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.packing import pack, policy_shapes
+from orchestra_jax.rl.packing import micro_batches, pack, policy_shapes
 from orchestra_jax.rl.shared import pack_shared
 from tests.training.test_trainer import config
 

@@ -12,8 +12,8 @@ from orchestra_jax.engines.base import Generation, SamplingParams
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.envs.base import initial_messages
 from orchestra_jax.models.qwen3 import Qwen3Config
-from orchestra_jax.rl.batching import MicroShapes, PackShapes, micro_batches, sequences
-from orchestra_jax.rl.packing import pack, policy_batches
+from orchestra_jax.rl.batching import MicroShapes, PackShapes, sequences
+from orchestra_jax.rl.packing import micro_batches, pack, policy_batches
 from orchestra_jax.types import Status
 from tests.models.trees import drawn_params
 from tests.rollout.scripted import ANSWER, LIMITS, TASK, TEMPLATE, TOOLS, call, exact, make, odd_ids, roll, says

@@ -12,10 +12,10 @@ import pytest
 from orchestra_jax.config.algorithm import AdvantageConfig, AlgorithmConfig
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.config.schema import ModelConfig
-from orchestra_jax.rl.batching import TokenSequence, micro_batches, sequences
+from orchestra_jax.rl.batching import TokenSequence, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
-from orchestra_jax.rl.packing import policy_batches, policy_shapes
+from orchestra_jax.rl.packing import micro_batches, policy_batches, policy_shapes
 from orchestra_jax.rollout.first_calls import first_call_speaker
 from orchestra_jax.types import Status
 from tests.rl.packed_rows import assert_trees_close, recorder

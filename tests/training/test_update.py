@@ -11,9 +11,9 @@ import pytest
 from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig, OptimizerConfig
 from orchestra_jax.config.rollout import RolloutConfig, RolloutLimits
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.rl.batching import MicroShapes, micro_batches, sequences
+from orchestra_jax.rl.batching import MicroShapes, sequences
 from orchestra_jax.rl.learner import Learner, LearnerConfig
-from orchestra_jax.rl.packing import policy_shapes
+from orchestra_jax.rl.packing import micro_batches, policy_shapes
 from orchestra_jax.rl.setup import learner_config, ratio_spans_rows
 from orchestra_jax.training import update as update_module
 from orchestra_jax.training.metrics import update_metrics

@@ -17,9 +17,9 @@ from orchestra_jax.envs.base import Demonstrations
 from orchestra_jax.envs.quickstart.demonstrations import BASELINES, answer_from, reads_menu, reference_call
 from orchestra_jax.envs.quickstart.facts import CATALOGUE
 from orchestra_jax.processes import Processes
-from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence, micro_batches
+from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence
 from orchestra_jax.rl.objectives import Normalisers, supervised_objective
-from orchestra_jax.rl.packing import pack, policy_batches
+from orchestra_jax.rl.packing import micro_batches, pack, policy_batches
 from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.training import warm_start
 from orchestra_jax.training.beginnings import with_beginnings
