@@ -39,7 +39,7 @@ class LossConfig(Settings):
             sequence's weights counts.
         importance: correction for rollout log-probs that differ from the learner's, on every token's surrogate, without
             gradient, with w = exp(old - rollout). "tis" multiplies by min(w, cap); "icepop" multiplies by w inside
-            [floor, cap] and by 0 outside.
+            [floor, cap] and by 0 outside. `old` is then the learner's own (`rl.losses.recomputes_old`).
         importance_level: the w that is used: "token", "sequence" (the product of a sequence's w, at all of its tokens)
             or "geometric" (their geometric mean).
         mask_geometric_low, mask_geometric_high: the policy term of a sequence whose geometric mean of w lies outside is

@@ -92,7 +92,7 @@ class Evaluator:
     ) -> dict[str, dict[str, Any]]:
         """Return the figures of docs/metrics.md by benchmark. Every evaluation samples alike.
 
-        A benchmark with parts has for each part `local_share`, but not `several`, `tool_shares` and `greedy`.
+        A part of a benchmark (a wish of `preference_swap`) has `local_share`, not `several`, `tool_shares`, `greedy`.
 
         Args:
             when: names the folder of the trajectories.
@@ -142,7 +142,7 @@ class Evaluator:
         return found
 
     async def figures(self, work: Work, run: Sequence[Trajectory], *, is_part: bool = False) -> dict[str, Any]:
-        """Return the figures of trajectories, the samples of each task side by side."""
+        """Return the figures of trajectories, the samples of each task side by side, with 95 % intervals."""
         found: dict[str, Any] = summarize(run) | ({"local_share": local_share(run)} if is_part else {})
         if work.samples > 1:
             from orchestra_jax.evaluation.pass_at_k import pass_figures

@@ -78,7 +78,8 @@ class PaidCalls:
     (rollout.limits.retries + 1) requests.
 
     A request that is overdue is not repeated here: the call fails at once, and the request goes on. Its cost is settled
-    in the budgets when it ends, and its answer goes into the record, for whoever repeats the call.
+    in the budgets when it ends, not in the ledger of the trajectory that left. Its answer goes into the record with its
+    bill, for whoever repeats the call after that.
 
     What was refused (`Refused`, e.g. HTTP 429 or 5xx) costs nothing; what was lost (`Lost`) is charged at its worst. A
     call that fails raises InfrastructureError with the rows that were charged, which `EpisodePlayer.wait` books before
@@ -89,7 +90,7 @@ class PaidCalls:
         limiter: limits of the provider.
         replay: the record; None: calls are neither recorded nor replayed.
         timeout_s: how long a caller waits for one request; the request itself may take GRACE_S longer.
-        retries: most further requests after those that were refused or lost.
+        retries: most further requests after those that were refused or lost; 4, if a setting does not say otherwise.
         backoff_s: pause before the first retry; it doubles each time and is jittered by half. A provider's own
             Retry-After comes first.
         prepare: function that is called before the first request of a call; it raises if no request can be made.

@@ -49,7 +49,7 @@ class PriceBook:
         return PriceDraw(name) if self._range == (1.0, 1.0) else PriceDraw(name, int(rng.integers(2**32)), *self._range)
 
     def _prices(self, draw: PriceDraw) -> PriceList:
-        """Return the list that was drawn; raise ValueError where this book cannot have drawn it."""
+        """Return the list that was drawn (`prices` remembers it); raise ValueError where this book cannot draw it."""
         found = next((prices for prices in self.lists if prices.id == draw.list), None)
         if found is None or (draw.low, draw.high) != self._range:
             raise ValueError(f"{draw} is not of this run; keep pricing.* as it was when the task was made.")

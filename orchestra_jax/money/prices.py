@@ -1,10 +1,10 @@
 """Price lists, and the one place where a call gets its price.
 
-A call has two prices. It is *paid* by the list `pricing.name`: budgets count these dollars, its worst case before the
-call (`ExpertClient.chat`), then the bill. An instance *shows* a list of its own, which may be drawn
-(`pricing.randomise`): the ledger of a trajectory and its reward count these. A third kind is fixed: a tool whose menu
-states a price per call costs that, whatever the lists say, in budgets too. `PriceList.priced` turns the tokens and
-seconds of a call into a ledger row; `call_rows` and `policy_row` say by which list. `price_book` draws the shown list,
+A call has two prices. It is *paid* by the list `pricing.name`: budgets count these dollars, before the call for the
+most tokens that it may take (`ExpertClient.chat`), then the bill. An instance *shows* a list of its own, which may be
+drawn (`pricing.randomise`): the ledger of a trajectory and its reward count these. A third kind is fixed: a tool that
+no list names costs its own `ToolSpec.price_usd` per call, in budgets too. `PriceList.priced` turns tokens and
+seconds of a call into a ledger row; `call_rows` and `policy_row` say by which list. `PriceBook` draws the shown list,
 and `tools.catalogue` writes its prices into the menu.
 """
 

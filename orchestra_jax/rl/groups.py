@@ -1,7 +1,7 @@
 """Rewards and advantages of groups of trajectories: their ledgers as [G, N] arrays, then Eq. 2, Eq. 3 and the filters.
 
-A trajectory's dollars and seconds are `types.Trajectory.cost_usd` and `latency_s`, sums of its ledger rows; a step of
-the trainer calls `GroupRewards.reward_and_advantage`.
+A trajectory's dollars and seconds are sums over the ledger rows of policy and tools, without those of the judge and the
+user; of a turn's calls the longest counts (`types.Trajectory`). A step calls `GroupRewards.reward_and_advantage`.
 """
 
 import functools

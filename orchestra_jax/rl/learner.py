@@ -156,7 +156,7 @@ class Learner:
         return cast(Params, jax.tree.map(jax.device_put, params))
 
     def place(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Return this process's micro-batches as the step takes them; on one device as they are."""
+        """Return this process's micro-batches as the step takes them; without a mesh (`MeshLearner`) as they are."""
         return list(batches)
 
     def _on_device(self, batch: MicroBatch) -> MicroBatch:

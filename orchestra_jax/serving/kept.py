@@ -1,7 +1,8 @@
 """Training on the very tokens that servers sampled: the kept trajectories of their database, judged by their users.
 
-Nothing is asked again. A thumb arrives in `serving.feedback`, and `read_kept` makes its score right or wrong. What is
-left out, and why, is in `_left_out` and `grouped`. `kept_worlds` gives each wish its weights.
+Nothing is asked again. `serving.feedback.keep` writes a thumb as a score, 1 or 0, and `read_kept` makes it right or
+wrong: a thumb down is a reward of 0. What is left out, and why, is in `_left_out` and `grouped`. `kept_worlds` gives
+each wish its weights.
 
 A group is what was answered under one wish to questions of one family, or to one question that was asked several times;
 its mean reward is the baseline of each answer. With `algorithm.loss.importance` an answer is weighed by its log-probs
