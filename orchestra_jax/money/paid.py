@@ -191,10 +191,11 @@ class PaidCalls:
             task = await self._start(budget, worst, send)
             try:
                 await asyncio.wait((task,), timeout=self._timeout_s)  # does not cancel the task if we are cancelled
-            finally:
-                if not task.done():
-                    self._background(self._record_late(kind, request, task, tuple(charged)), "")
+            except asyncio.CancelledError:  # nobody books what was charged before: the record tells it
+                self._background(self._record_late(kind, request, task, tuple(charged)), "")
+                raise
             if not task.done():
+                self._background(self._record_late(kind, request, task), "")
                 raise InfrastructureError(
                     f"{worst.name} did not answer within {self._timeout_s:g} s; raise its timeout_s if it needs "
                     "longer: a request that is made again is billed again."
@@ -302,7 +303,7 @@ class PaidCalls:
             )  # fmt: skip  # the values in the order of the text
 
     async def _record_late(
-        self, kind: str, request: Mapping[str, Any], task: asyncio.Task[Ended], charged: tuple[Usage, ...]
+        self, kind: str, request: Mapping[str, Any], task: asyncio.Task[Ended], charged: tuple[Usage, ...] = ()
     ) -> None:
         """Record an answer that came after its caller had left: it was paid, and the next caller finds it."""
         outcome, row = await task

@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestra_jax.money.budgets import Budget
+from orchestra_jax.money.limits import Limiter
+from orchestra_jax.money.paid import Lost, PaidCalls
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded, key
 from orchestra_jax.types import InfrastructureError, ReplayMiss, Usage
@@ -207,6 +210,29 @@ async def test_an_answer_that_comes_late_takes_the_place_of_none(file: Path, mod
     assert await again.call("chat", REQUEST, refuse) == seen
     assert (await again.call("chat", {"q": "never made again"}, refuse)).value == "late"
     again.close()
+
+
+async def test_what_was_lost_before_an_overdue_request_is_booked_once(file: Path):
+    """The caller books the lost request from the error; the record of the late answer has its own bill alone."""
+    replay, budget, late = Replay(file, "replay_or_record"), Budget(), asyncio.Event()
+    calls = PaidCalls(Limiter(1), replay=replay, timeout_s=0.1, retries=4, backoff_s=0.001)
+    ends = iter([Lost("It broke."), Recorded("late", (Usage("gpt-5", cost_usd=0.5),))])
+
+    async def send() -> Recorded | Lost:
+        if isinstance(end := next(ends), Recorded):
+            await late.wait()
+        return end
+
+    worst = Usage("gpt-5", cost_usd=1.0)
+    with pytest.raises(InfrastructureError, match="did not answer within") as failed:
+        await calls.call("chat", REQUEST, worst, send, budget=budget)
+    late.set()
+    await calls.close()
+    found = await replay.call("chat", REQUEST, refuse)
+    booked = sum(row.cost_usd for row in (*failed.value.usage, *found.usage))
+    assert (found.value, booked) == ("late", budget.spent.usd)
+    assert booked == 1.5
+    replay.close()
 
 
 async def test_a_call_whose_caller_gives_up_is_kept(file: Path):
