@@ -194,5 +194,5 @@ def test_failed_trajectories_count_in_the_figures_that_the_docs_name_and_in_no_o
     assert (found["reward/mean"], found["reward/std"]) == (0.5, 0.5)
     assert found["tokens/sampled"] == 2.0  # of 1 and 3
     told = (Path(__file__).parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
-    rule = told[told.index("Some count them too") : told.index("## Update")]
+    rule = told[told.index("These count them:") : told.index("## Update")]
     assert all(f"`{name}`" in rule for name in ("reward/mean", "reward/std", "tokens/sampled", "staleness/*"))
