@@ -21,16 +21,21 @@ ACCURACY = Preference("accuracy", "")
 
 def run(
     calls: str = "", *, cost=0.0, latency=0.0, solved=True, status=Status.COMPLETED, family="easy",
-    preference=ACCURACY, tools=TOOLS,
+    preference=ACCURACY, tools=TOOLS, refused=0,
 ) -> Trajectory:  # fmt: skip
-    """A trajectory of one turn with these calls; half of cost and latency are the policy's own tokens."""
+    """A trajectory of one turn with these calls, the first of them refused.
+
+    Half of cost and latency are the policy's own tokens.
+    """
     task = Task("t", "?", ("yes",), tuple(ToolSpec(name, "", {}) for name in tools.split()), preference, family)
+    only = turn([1], [2], calls)
+    only = replace(only, results=tuple(replace(each, refused=n < refused) for n, each in enumerate(only.results)))
     ledger = (
         Usage("orchestrator", "orchestrator", cost_usd=cost / 2, seconds=latency / 2),
         Usage("tool", "tool", cost_usd=cost / 2, seconds=latency / 2),
         Usage("judge", "judge", cost_usd=50.0, seconds=50.0),
     )
-    return trajectory(task, turn([1], [2], calls), status=status, solved=solved, ledger=ledger)
+    return trajectory(task, only, status=status, solved=solved, ledger=ledger)
 
 
 # --- summarize -------------------------------------------------------------------------------------------------------
@@ -38,7 +43,7 @@ def run(
 
 def test_summarize_by_hand():
     found = summarize([
-        run("python python", cost=0.25, latency=4.0),
+        run("python python python python", cost=0.25, latency=4.0, refused=2),
         run("web_search", cost=0.5, latency=2.0, solved=False),
         run("", cost=0.25, latency=0.0, solved=False, status=Status.MALFORMED),
         run("python", latency=2.0),
@@ -51,7 +56,7 @@ def test_summarize_by_hand():
         "cost_per_correct": 0.5,  # wrong answers cost too: one dollar for two right ones
         "latency": 2.0,
         "calls": 1.0,
-        "refused": 0.0,
+        "refused": 0.5,
         "failed": 1.0,
         "counted": 4.0,
         "exact_match": 0.75,  # all three that answered said "yes"
@@ -86,9 +91,9 @@ def test_a_judge_and_exact_match_by_hand():
 
 
 def test_the_users_dollars_are_apart_from_the_policys():
-    user = Usage("gpt-5", role="user_simulator", cost_usd=3.0)
-    found = summarize([replace(run(cost=1.0), ledger=(*run(cost=1.0).ledger, user)), run(cost=1.0)])
-    assert (found["cost"], found["user_cost"]) == (1.0, 1.5)
+    user = [Usage("gpt-5", role="user_simulator", cost_usd=cost) for cost in (3.0, 2.0)]
+    found = summarize([replace(run(cost=1.0), ledger=(*run(cost=1.0).ledger, *user)), run(cost=1.0)])
+    assert (found["cost"], found["user_cost"]) == (1.0, 2.5)
     assert "user_cost" not in summarize([run()])
 
 
