@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra_jax.rl.batching import BatchShape, MicroShapes, TokenSequence, sequences
+from orchestra_jax.rl.batching import BatchShape, MicroShapes, TokenSequence, select_size, sequences
 from orchestra_jax.rl.distributed import abstract_batch, shape_of
 from orchestra_jax.rl.packing import micro_batches, policy_batches
 from orchestra_jax.types import Preference
@@ -168,6 +168,10 @@ def test_a_short_prompt_is_not_padded_to_a_long_one():
     batches = micro_batches(mixed, MicroShapes(64, (8,), (8, 64), rows_per_prefix=4))
     assert [batch.prefix.shape for batch in batches] == [(2, 8), (2, 64)]
     assert sorted(unpack(batches)) == sorted(trimmed(mixed))
+
+
+def test_only_as_many_positions_are_scored_as_the_smallest_share_that_holds_them():
+    assert [select_size(found, 20, (0.25, 0.5)) for found in (0, 5, 6, 10, 11, 20)] == [5, 5, 10, 10, 20, 20]
 
 
 def test_no_rows_make_no_micro_batch():

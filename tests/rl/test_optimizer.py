@@ -164,6 +164,7 @@ def test_learning_rate_warms_up_then_follows_its_schedule(schedule, expected):
     for step, share in expected.items():
         assert float(rate(step)) == pytest.approx(2.0 * share, rel=1e-6), step
     assert float(learning_rate(OptimizerConfig(2.0, schedule=schedule), 14)(0)) == pytest.approx(2.0)
+    assert float(learning_rate(cfg, 2)(1)) == pytest.approx(2.0 * 0.4375)  # the run ends before its warm-up
 
 
 def test_the_optimizer_clips_the_global_norm_and_decays_weights():

@@ -129,11 +129,16 @@ def test_sharded_batches_hold_the_same_sequences():
 def test_what_does_not_fit_is_an_error():
     (long,) = [s for s in random_sequences(0, 40) if len(s.tokens) == 20][:1]
     with pytest.raises(ValueError, match="A sequence of 20 tokens exceeds the packed row of 19"):
-        pack([long], PackShapes(19))
+        pack([*random_sequences(1, 3, 10), long], PackShapes(19))
+    (full,) = pack([long] * 4, PackShapes(20, 4, 4))  # every row to its last token, and every place for a sequence
+    assert (full.num_sequences, (full.segment_ids == 0).sum()) == (4, 0)
     with pytest.raises(
         ValueError, match=r"sequences >= rows >= 1, not PackShapes\(row_length=32, rows=4, sequences=3, "
     ):
         PackShapes(32, 4, 3)
+    for empty in ({"row_length": 0}, {"rows": 0}, {"row_sequences": -1}):
+        with pytest.raises(ValueError, match="PackShapes needs row_length >= 1"):
+            PackShapes(**{"row_length": 32} | empty)
     bad = TokenSequence((1, 2), (True, True), (-1.0, -1.0), 0, 1.0)
     with pytest.raises(ValueError, match="begins with a sampled token"):
         pack([bad], PackShapes(19))
