@@ -86,6 +86,28 @@ def test_bfloat16_hidden_accumulates_the_head_gradient_in_float32() -> None:
     np.testing.assert_allclose(got, want, atol=2e-3 * float(jnp.abs(want).max()))
 
 
+@pytest.mark.parametrize("sizes", [{}, {"chunk": 5, "vocab_block": 16}])
+def test_products_of_bfloat16_are_summed_in_float32(sizes: dict[str, int]) -> None:
+    """Against float64. Of hidden states at right angles to the head all logits are 0, and gradients of logits exact."""
+    rng, half, ids = np.random.default_rng(4), D // 2, 64
+    hidden = rng.standard_normal((T, D)).astype(jnp.bfloat16)
+    head = rng.standard_normal((D, ids)).astype(jnp.bfloat16).astype(np.float32)
+    targets = rng.integers(0, ids, T)
+
+    products = hidden.astype(np.float64) @ head.astype(np.float64)
+    logp = products - np.log(np.exp(products).sum(-1, keepdims=True))
+    logprobs, entropy = jax.jit(functools.partial(token_logprobs, **sizes))(hidden, head, targets)
+    np.testing.assert_allclose(logprobs, logp[np.arange(T), targets], atol=1e-5)
+    np.testing.assert_allclose(entropy, -(np.exp(logp) * logp).sum(-1), atol=1e-5)
+
+    hidden[:, half:], head[:half] = 0, 0
+    gradient = jax.jit(jax.grad(lambda h, w: token_logprobs(h, w, targets, **sizes)[0].sum(), (0, 1)))
+    d_hidden, d_head = gradient(hidden, head)
+    d_logits = np.eye(ids)[targets] - 1 / ids
+    np.testing.assert_allclose(d_head, hidden.astype(np.float64).T @ d_logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(d_hidden, (d_logits @ head.astype(np.float64).T).astype(jnp.bfloat16))
+
+
 def test_chunks_and_blocks_bound_the_logits() -> None:
     """No array of the compiled gradient holds more logits than one chunk or block."""
     hidden, head = jax.ShapeDtypeStruct((4096, 16), jnp.float32), jax.ShapeDtypeStruct((16, 1000), jnp.float32)
