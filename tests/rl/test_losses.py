@@ -186,6 +186,8 @@ def test_clipping_direction():
     assert (metrics["clip_fraction_high"], metrics["clip_fraction_low"]) == (0.0, 1.0)
     value, gradient, _ = one(down, 0.0, 1.0, cfg)  # a good token that got unlikely: pull back
     assert (value, gradient) == (pytest.approx(-0.5), pytest.approx(-0.5))
+    value, gradient, _ = one(25.0, 0.0, -1.0, cfg)  # no ratio is above exp(20)
+    assert (value, gradient) == (pytest.approx(math.exp(20), rel=1e-5), 0.0)
 
 
 def test_dual_clip_bounds_bad_tokens_only():
@@ -211,6 +213,7 @@ def test_kl_estimators_by_hand():
     new, ref = jnp.array([[-1.0]]), jnp.array([[-1.5]])  # d = -.5
     values = [float(kl_estimate(new, ref, kl)[0, 0]) for kl in ("k1", "k2", "k3")]
     np.testing.assert_allclose(values, [0.5, 0.125, math.exp(-0.5) - 0.5], rtol=1e-6)
+    assert kl_estimate(new - 25, ref, "k3")[0, 0] == pytest.approx(math.exp(20) - 21, rel=1e-5)  # d = 24.5, held at 20
     value, gradient, metrics = one(-1.0, -1.0, 0.0, LossConfig(kl_coef=0.1, kl="k2"), ref_logprobs=ref)
     assert (value, gradient) == (pytest.approx(0.0125), pytest.approx(0.05))
     assert metrics["kl_ref"] == pytest.approx(math.exp(-0.5) - 0.5)
