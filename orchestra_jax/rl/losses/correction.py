@@ -39,7 +39,7 @@ def correction(
     if cfg.importance is Importance.tis:
         corrected = jnp.minimum(raw, cap)
     elif cfg.importance is Importance.icepop:
-        corrected, zeroed = jnp.where(inside, raw, 0.0), mask & ~inside
+        corrected, zeroed = jnp.where(inside, raw, 0.0), ~inside
     masked, fractions = _masked_sequences(old - rollout, mask, cfg)
     corrected = jnp.where(mask & ~masked[:, None], corrected, 0.0)
     metrics = gap_metrics(old - rollout, corrected, mask) | fractions
@@ -70,7 +70,7 @@ def _masked_sequences(
         "product": _outside(product, cfg.mask_product_low, cfg.mask_product_high),
         "veto": _outside(lowest, cfg.mask_veto, None),
     }
-    masked = there & (found["geometric"] | found["product"] | found["veto"])
+    masked = found["geometric"] | found["product"] | found["veto"]
     shares = {name: masked_mean(out.astype(product.dtype), there) for name, out in (found | {"": masked}).items()}
     return masked, {f"sequence_masked_{name}".rstrip("_"): share for name, share in shares.items()}
 
