@@ -120,7 +120,9 @@ def test_rows_in_several_micro_batches_learn_of_each_other(make):
     batches = [learner.with_old_logprobs(state.params, batch) for batch in make(token_rows())]
     assert len(batches) > 2
     assert sum(batch.num_sequences for batch in batches) == pytest.approx(3)
-    state, _ = learner.policy_step(state, batches)
+    state, metrics = learner.policy_step(state, batches)
+    # At a ratio of 1 each trajectory adds its advantage once, however many rows it has.
+    assert metrics["policy_loss"] == pytest.approx(-ADVANTAGES.sum() / LENGTHS.sum(), rel=1e-4)
     related = forks.with_other_log_ratios(learner, state.params, batches)
     own, owner = [], []
     for batch in batches:

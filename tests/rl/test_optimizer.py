@@ -135,6 +135,16 @@ def test_every_parameter_decays_by_its_own_rate(name):
         np.testing.assert_allclose(update, -rate * 0.5 * wanted[path], rtol=1e-6, err_msg=path)
 
 
+def test_a_step_needs_a_finite_loss_and_a_finite_gradient():
+    optimizer = make_optimizer(OptimizerConfig(0.1))
+    state = init_state({"w": jnp.ones(2)}, optimizer)
+    apply = jax.jit(functools.partial(apply_gradients, optimizer))
+    for gradient, loss, skipped in ((1.0, 2.0, 0), (1.0, np.nan, 1), (np.nan, 2.0, 1), (1.0, np.inf, 1)):
+        found, figures = apply(state, ({"w": np.full(2, gradient)}, np.float32(loss)))
+        assert (figures["skipped"], int(found.step)) == (skipped, 1 - skipped)
+        assert (found.params["w"] == 1).all() == (skipped == 1)
+
+
 def test_bf16_parameters_take_steps_that_are_smaller_than_their_last_bit():
     """To nearest they would not: a weight of 1 has neighbours .004 and .008 away."""
     optimizer = make_optimizer(OptimizerConfig(1e-5))

@@ -186,6 +186,11 @@ def test_padding_is_no_part_of_the_constant():
         state, metrics = learner.policy_step(state, micro_batches(rows, MicroShapes(tokens, (width,), ())))
         found.append((metrics["loss"], metrics["grad_norm"]))
     np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-4)
+    # At a ratio of 1 the loss is the sum of advantages over tokens, divided by six times the longest trajectory.
+    batches = micro_batches(rows, MicroShapes(23, (23,), ()))
+    _, metrics = learner.policy_step(state, [learner.with_old_logprobs(state.params, batch) for batch in batches])
+    lengths = [sum(row.sampled) for row in rows]
+    assert metrics["loss"] == pytest.approx(-sum(lengths[::2]) / (6 * max(lengths)), rel=1e-4)
 
 
 def test_the_constant_of_a_run_is_its_sequences_times_the_longest_response():
