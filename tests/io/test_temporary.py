@@ -64,8 +64,8 @@ def test_an_owner_that_was_taken_for_dead_before_it_locked_begins_again(tmp_path
 def test_a_folder_that_is_removed_while_it_is_locked_is_not_held(tmp_path: Path, monkeypatch):
     opened, swept = os.open, []
 
-    def removed(path, flags, *rest):
-        descriptor = opened(path, flags, *rest)
+    def removed(path, flags, *rest, **options):
+        descriptor = opened(path, flags, *rest, **options)
         if flags & os.O_DIRECTORY and not swept:
             swept.append(path)
             os.rmdir(path)
