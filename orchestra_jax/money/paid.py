@@ -191,7 +191,7 @@ class PaidCalls:
             task = await self._start(budget, worst, send)
             try:
                 await asyncio.wait((task,), timeout=self._timeout_s)  # does not cancel the task if we are cancelled
-            except asyncio.CancelledError:  # nobody books what was charged before: the record tells it
+            except asyncio.CancelledError:  # nobody books what was charged before, so the record has it
                 self._background(self._record_late(kind, request, task, tuple(charged)), "")
                 raise
             if not task.done():

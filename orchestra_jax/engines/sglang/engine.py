@@ -257,7 +257,7 @@ class SGLangEngine:
                 async with self._pool.slot(lambda up: self._choose(up, session)) as server:
                     return await self._ask(server, ids, params, count)
             except asyncio.CancelledError:
-                if watch.overdue:  # it answers looks, but is too slow: the next try is elsewhere
+                if watch.overdue:  # the server is healthy, but too slow: the next try is elsewhere
                     self._move(session)
                 raise
             except ServerError as error:

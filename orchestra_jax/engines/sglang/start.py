@@ -20,7 +20,7 @@ from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.types import InfrastructureError
 
 _LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
-_UPDATES_S = 3600.0  # that an answer may wait for new weights; the collector limits the seconds of its work
+_UPDATES_S = 3600.0  # an answer may wait so long for new weights; its work is limited by the collector
 _NOTICE_S = 120.0  # to notice that a server is gone and to give one that was started again its weights
 
 
