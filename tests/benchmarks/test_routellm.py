@@ -16,11 +16,12 @@ from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.envs.recorded.environment import RecordedEnvironment
 from orchestra_jax.envs.recorded.table import RecordedAnswer, RecordedQuestion, Recording
 from orchestra_jax.models import checkpoint
-from orchestra_jax.models.decoder import forward, init_params, logits
+from orchestra_jax.models.decoder import forward, logits
 from orchestra_jax.models.families import preset_config
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.rollout.parsing import render_call
+from tests.models.trees import drawn_params
 
 GAIN = np.array([1, 0, 0, -1, 1, 0, 1, 0])
 
@@ -113,7 +114,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     chat = make_chat(cfg)
     model = preset_config(cfg.model, vocab_size=len(chat.tokenizer))
     policy = tmp_path / "run" / "policy"
-    checkpoint.save(policy, model, init_params(model, jax.random.key(0)), tokenizer=chat.tokenizer)
+    checkpoint.save(policy, model, drawn_params(model), tokenizer=chat.tokenizer)
     return replace(cfg, model=replace(cfg.model, path=str(policy), tokenizer=str(policy)))
 
 
@@ -124,14 +125,20 @@ def test_the_score_of_a_policy_is_the_log_odds_of_naming_the_strong_model_first(
     config, params = checkpoint.load(run.model.path)
     scores = policy_scores(run, table)
     assert len(set(scores.tolist())) == len(tasks) == 6
+
+    @jax.jit
+    def logprobs_of(params, tokens):
+        hidden, _ = forward(params, config, tokens, jnp.arange(tokens.shape[1])[None])
+        return jax.nn.log_softmax(logits(params, config, hidden)[0])
+
     for task, score in [*zip(tasks, scores, strict=True)][:2]:
         episode = environment.reset(task, Budget())
         prompt = chat.prompt_ids(episode.messages, episode.tools)
         calls = {each.name: chat.encode(render_call(each.call)) for each in environment.experts(task)}
         (begun,) = {ids[:1] for ids in calls.values()}  # a scaffold, then a name: a token each
-        tokens = jnp.array([[*prompt, *begun]])
-        hidden, _ = forward(params, config, tokens, jnp.arange(tokens.shape[1])[None])
-        logprobs = jax.nn.log_softmax(logits(params, config, hidden)[0, -1])
+        tokens = np.zeros((1, 256), np.int32)  # of one length: one program; nothing reads what follows it
+        tokens[0, : len(prompt) + 1] = *prompt, *begun
+        logprobs = logprobs_of(params, tokens)[len(prompt)]
         assert score == pytest.approx(float(logprobs[calls[STRONG][1]] - logprobs[calls[CHEAP][1]]), abs=1e-4)
 
 
