@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import orchestra_jax as oj
+from benchmarks.short import SMALL
 from orchestra_jax.config.record import RunRecord
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.quickstart.environment import QuickstartEnvironment
@@ -102,7 +103,7 @@ def test_a_trained_policy_plays(tmp_path: Path):
     from orchestra_jax.rollout.chat import make_chat
     from orchestra_jax.training.build import make_policy
 
-    cfg = oj.compose()
+    cfg = oj.compose(*SMALL)
     chat = make_chat(cfg)
     with jax.default_device(jax.devices("cpu")[0]):
         model, params = make_policy(cfg, chat)
