@@ -1,5 +1,6 @@
 """The model family of docs/add_a_model.md, from a folder outside the repository."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -27,11 +28,18 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
 
 def noisy_params(config: DecoderConfig) -> dict:
     """Parameters without the zeros that biases start from."""
-    params = init_params(config, jax.random.key(0))
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    noisy = [leaf + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, noisy)
+    rng = np.random.default_rng(1)  # made by jax.random, each shape would be a program to compile
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(np.asarray(leaf) + np.float32(0.3) * rng.standard_normal(leaf.shape, np.float32)),
+        init_params(config, jax.random.key(0)),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def run(params, config, tokens, positions, **past):
+    """Return logits and the cache's entries: compiled as a whole, where each operation would be compiled by itself."""
+    hidden, kv = forward(params, config, tokens, positions, **past)
+    return logits(params, config, hidden), kv
 
 
 @pytest.mark.slow
@@ -39,20 +47,19 @@ def test_the_example_is_a_family_like_ours(model: ModelConfig, tmp_path: Path) -
     sizes = {"num_layers": 2, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
     config = preset_config(model, vocab_size=32, bias=("q", "k", "v", "o")).replace(**sizes)
     params = noisy_params(config)
-    tokens = jax.random.randint(jax.random.key(2), (2, 6), 0, 32)
-    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    tokens = np.random.default_rng(2).integers(0, 32, (2, 6), np.int32)
+    positions = np.broadcast_to(np.arange(6, dtype=np.int32), (2, 6))
 
-    hidden, kv = forward(params, config, tokens, positions)
-    full = logits(params, config, hidden)
-    rows = jnp.arange(2)
-    front = jax.tree.map(lambda leaf: leaf[..., :4, :], kv)
-    cache = write_cache(empty_cache(config, 2, 8), front, rows, jnp.zeros(2, int), jnp.full(2, 4))
-    rest, _ = forward(params, config, tokens[:, 4:], positions[:, 4:], past=cache, past_lengths=jnp.full(2, 4))
-    np.testing.assert_allclose(logits(params, config, rest), full[:, 4:], atol=1e-4)
+    full, kv = run(params, config, tokens, positions)
+    full, rows = np.asarray(full), np.arange(2)
+    front = jax.tree.map(lambda leaf: np.asarray(leaf)[..., :4, :], kv)
+    cache = jax.jit(write_cache)(empty_cache(config, 2, 8), front, rows, np.zeros(2, np.int32), np.full(2, 4))
+    rest, _ = run(params, config, tokens[:, 4:], positions[:, 4:], past=cache, past_lengths=np.full(2, 4))
+    np.testing.assert_allclose(rest, full[:, 4:], atol=1e-4)
 
     without = {**params, "layers_0": {**params["layers_0"], "q": {"kernel": params["layers_0"]["q"]["kernel"]}}}
     with pytest.raises(Exception, match="bias"):
-        forward(without, config, tokens, positions)
+        run(without, config, tokens, positions)
 
     checkpoint.save(tmp_path / "saved", config, params)
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["architectures"] == ["ArceeForCausalLM"]
@@ -68,5 +75,5 @@ def test_the_example_is_a_family_like_ours(model: ModelConfig, tmp_path: Path) -
         init_adapters(jax.random.key(3), config, LoRA(rank=2, alpha=4.0))
     lora = LoRA(rank=2, alpha=4.0, targets=("q", "up", "down"))
     adapted = attach(params, init_adapters(jax.random.key(3), config, lora), lora)
-    np.testing.assert_array_equal(logits(adapted, config, forward(adapted, config, tokens, positions)[0]), full)
+    np.testing.assert_array_equal(run(adapted, config, tokens, positions)[0], full)
     assert "arcee" not in FAMILIES.names()
