@@ -24,6 +24,7 @@ from orchestra_jax.envs.recorded.table import (
     RecordedAnswer,
     RecordedQuestion,
     Recording,
+    plain,
     read_answer,
     same_answer,
     tokens,
@@ -111,9 +112,10 @@ def _long(table: Table, only: Collection[str] | None) -> Recording:
     """Read a table with a row for each question and model."""
     table.find(list(COLUMNS))
     model, asked = _whole(table, "model"), _ids(table)
-    if (repeated := _repeated(asked.codes.astype(np.int64) * len(model.values) + model.codes)) is not None:
-        name, who = asked.values[asked.codes[repeated]], model.values[model.codes[repeated]]
-        raise BadRow(f"{table.place(repeated)}: {who} has answered {name[:SHOWN]!r} twice: keep one of the rows.")
+    _refuse_spellings(table, model.values)
+    if len(again := _repeated(asked.codes.astype(np.int64) * len(model.values) + model.codes)):
+        name, who = asked.values[asked.codes[again[0]]], model.values[model.codes[again[0]]]
+        raise BadRow(f"{table.place(again[0])}: {who} has answered {name[:SHOWN]!r} twice{_keep_one(again)}")
     place, made = _questions(table, asked)
     outputs, numbers = _column(table, "output").strings(), _numbers(table, tuple(COLUMNS))
     guessed = {name: int(np.isnan(numbers[name]).sum()) for name in _ESTIMATES}
@@ -161,9 +163,9 @@ def _wide(table: Table, models: Sequence[str], response: str | None, only: Colle
     own = [*models, *(model + response for model in models if response), *costs]
     table.find(("question", "id", "family", "answer"), own)
     asked = _ids(table)
-    if (repeated := _repeated(asked.codes)) is not None:
-        name = asked.values[asked.codes[repeated]]
-        raise BadRow(f"{table.place(repeated)}: the question {name[:SHOWN]!r} is there twice: keep one of the rows.")
+    if len(again := _repeated(asked.codes)):
+        name = asked.values[asked.codes[again[0]]]
+        raise BadRow(f"{table.place(again[0])}: the question {name[:SHOWN]!r} is there twice{_keep_one(again)}")
     _, made = _questions(table, asked)
     prompts, parts = np.array([each.prompt_tokens for each in made]), list[dict[str, Shaped[np.ndarray, " R"]]]()
     for number, model in enumerate(models):
@@ -260,11 +262,26 @@ def _cells(
     }
 
 
-def _repeated(keys: Int[np.ndarray, " R"]) -> int | None:
-    """Return the first row whose key was there before, or None."""
+def _refuse_spellings(table: Table, models: Sequence[str]) -> None:
+    """Raise ValueError if names of models differ by blanks and capitals alone, so that one model's rows are two's."""
+    named = dict[str, str]()
+    for model in models:
+        if (other := named.setdefault(plain(model), model)) != model:
+            raise ValueError(
+                f"{str(table.file)!r} has the models {other!r} and {model!r}: write a model in the same way in all "
+                "rows, and give two models names that differ by more than blanks and capitals."
+            )
+
+
+def _repeated(keys: Int[np.ndarray, " R"]) -> list[int]:
+    """Return the rows whose key was there before."""
     order = np.argsort(keys, kind="stable")
-    again = order[1:][np.diff(keys[order]) == 0]
-    return int(again.min()) if len(again) else None
+    return sorted(order[1:][np.diff(keys[order]) == 0].tolist())
+
+
+def _keep_one(again: Sequence[int]) -> str:
+    """Return the end of a sentence on rows that repeat others."""
+    return f", and {len(again) - 1} more rows are such: keep one of each." if again[1:] else ": keep one of the rows."
 
 
 def _title(file: Path, rows: int, questions: int, models: int) -> str:

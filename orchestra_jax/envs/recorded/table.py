@@ -128,11 +128,16 @@ class Recording:
         complete = np.bincount(asked, minlength=len(questions)) == len(models)
         if not complete.all():
             counts, lost = np.bincount(by, minlength=len(models)), int((~complete).sum())
-            least = f"{models[int(counts.argmin())]!r} has answered {counts.min()} of {len(questions)} questions"
+            fewest = int(counts.argmin())
+            least = f"{models[fewest]!r} has answered {counts[fewest]} of {len(questions)} questions"
             if lost == len(questions):
                 why = _why_none(questions, len(asked), f"{len(models)} models; {least}")
                 raise ValueError(f"No question of env.options.path is answered by every model: {why}.")
             notes = [*notes, f"  left out: {lost} questions that some model has not answered ({least})"]
+            rest = np.bincount(asked[by != fewest], minlength=len(questions)) == len(models) - 1
+            if rest.sum() >= 2 * complete.sum():
+                kept_without = f"without the rows of {models[fewest]!r} {rest.sum()} would be"
+                notes.append(f"  {complete.sum()} questions are kept; {kept_without}")
         kept, place = complete[asked], np.cumsum(complete) - 1
         columns = {}
         for name, column in cells.items():

@@ -367,6 +367,30 @@ def test_ids_of_calls_are_told_apart_from_models_with_few_answers(tmp_path: Path
     )
 
 
+@pytest.mark.parametrize("other", ["House-0", "house-0 "])
+def test_two_spellings_of_a_model_are_refused_and_it_is_not_left_out(tmp_path: Path, other: str):
+    rows = [row | {"model": other} if row["model"] == "house-0" and row["id"] > "q2" else row for row in own_rows()]
+    refused(write(tmp_path / "t.csv", rows), f"has the models 'house-0' and '{other}': write a model in the same way")
+
+
+def test_a_model_that_costs_most_questions_is_told(tmp_path: Path):
+    rows = [row for row in own_rows() if row["model"] != "house-0" or row["id"] < "q2"]
+    found = read_recording(write(tmp_path / "t.csv", rows))
+    least = f"'house-0' has answered {len(found.questions)} of {QUESTIONS} questions"
+    assert found.notes[-3:-1] == (
+        f"  left out: {QUESTIONS - len(found.questions)} questions that some model has not answered ({least})",
+        f"  {len(found.questions)} questions are kept; without the rows of 'house-0' {QUESTIONS} would be",
+    )
+    few = read_recording(write(tmp_path / "u.csv", own_rows()[1:]))
+    assert not [note for note in few.notes if "without the rows" in note]
+
+
+def test_rows_that_are_there_twice_are_counted(tmp_path: Path):
+    rows = own_rows()
+    said = r"line 162: .* has answered 'q0' twice, and 2 more rows are such: keep one of each\."
+    refused(write(tmp_path / "t.csv", [*rows, *rows[:3]]), said)
+
+
 def test_a_kind_for_each_question_leaves_no_split_and_the_sentence_names_the_column(tmp_path: Path):
     rows = [row | {"family": row["id"]} for row in own_rows()]
     refused(
