@@ -14,6 +14,14 @@ from orchestra_jax.serving.wire import ChatRequest
 from orchestra_jax.training.subject import Subject
 
 
+def check_canary(share: float | None, follow: str | None) -> None:
+    """Raise ConfigError if a canary is asked for and has no policy to try, or no share of the conversations."""
+    if share is not None and follow is None:
+        raise ConfigError("--canary has no policy to try: name its folder with --follow.")
+    if share is not None and not 0 < share < 1:
+        raise ConfigError(f"--canary={share:g} must be a share between 0 and 1, such as 0.1.")
+
+
 class Canary:
     """Divides conversations between the policy that is served and a new one, with an engine of its own for each.
 
@@ -25,8 +33,6 @@ class Canary:
     """
 
     def __init__(self, served: Orchestrator, share: float) -> None:
-        if not 0 < share < 1:
-            raise ConfigError(f"--canary={share:g} must be a share between 0 and 1, such as 0.1.")
         served.check_beside()
         self._served, self._share, self._new = served, share, served
         self._answers: Counter[Orchestrator] = Counter()  # under way

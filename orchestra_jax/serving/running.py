@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,32 +51,31 @@ def serve(
     try:
         with handling(end_now), contextlib.ExitStack() as parts:
             try:
-                from orchestra_jax.serving.canary import Canary
+                from orchestra_jax.serving.canary import Canary, check_canary
                 from orchestra_jax.serving.database import FILE, opened
-                from orchestra_jax.serving.key_file import KeyFile
+                from orchestra_jax.serving.key_file import KeyFile, read_key_file
                 from orchestra_jax.serving.server import ChatServer, ServerLimits
             except ImportError as error:
                 raise ConfigError(
                     f"The server needs the package {error.name}: pip install 'orchestra-jax[serve]'."
                 ) from error
             listening = parts.enter_context(_listening(host, port))
+            # What is wrong with these is told before a policy is loaded, which may take minutes.
+            hosts = _LOOPBACK if host in _LOOPBACK else ("*",)
+            allowed = ServerLimits(**limits, key=os.environ.get(KEY) or None, hosts=hosts)
+            check_canary(canary, follow)
+            if keys is not None:
+                read_key_file(Path(keys))
             orchestrator = parts.enter_context(Orchestrator(open_policy(policy, settings, alone=False)))
-            if canary is not None and follow is None:
-                raise ConfigError("--canary has no policy to try: name its folder with --follow.")
             divided = None if canary is None else Canary(orchestrator, canary)
             database = parts.enter_context(opened(address or orchestrator.folder / FILE))
             parts.callback(orchestrator.close)  # its requests end before the database closes; twice is harmless
             if divided is not None:
                 parts.callback(divided.close)
             key_file = None if keys is None else KeyFile(database, Path(keys))
-            allowed = ServerLimits(
-                **limits,
-                under_way=2 * orchestrator.slots,
-                # What is longer than the context need not be read and tokenised.
-                body=min(wire.MOST_BYTES, (64 << 10) + 16 * orchestrator.max_length),
-                key=os.environ.get(KEY) or None,
-                hosts=_LOOPBACK if host in _LOOPBACK else ("*",),
-            )
+            # What is longer than the context need not be read and tokenised.
+            body = min(wire.MOST_BYTES, (64 << 10) + 16 * orchestrator.max_length)
+            allowed = replace(allowed, under_way=2 * orchestrator.slots, body=body)
             server = ChatServer(orchestrator, database, allowed, divided)
             if host not in _LOOPBACK and not server.keys.read().known:
                 raise ConfigError(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving import wire
 from orchestra_jax.serving.answers import Answer, CallStep, tell, told
@@ -51,6 +53,9 @@ class ServerLimits:
             either, anybody is let in.
         keep_days: days for which task and trajectory of a request are kept; 0: not at all.
         hosts: names that the server may be called by, "*" for any.
+
+    Raises:
+        ConfigError: a limit is negative or no number: days below 0 would delete what was kept.
     """
 
     max_usd: float | None = None
@@ -60,6 +65,12 @@ class ServerLimits:
     key: str | None = None
     keep_days: float = 30.0
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1")
+
+    def __post_init__(self) -> None:
+        for name in ("max_usd", "max_seconds", "keep_days"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"--{name.replace('_', '-')}={value:g} must be a number >= 0: change it.")
 
 
 class ChatServer:

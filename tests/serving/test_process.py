@@ -103,3 +103,22 @@ def test_what_cannot_be_served_is_one_sentence(
         assert "pip install 'orchestra-jax[serve]'" in capfd.readouterr().err
     assert serve("nowhere", [f"output_dir={tmp_path}"], "127.0.0.1", 0, limits) == 2
     assert "is neither a checkpoint" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("limits", "options", "sentence"),
+    [
+        ({"max_usd": -1.0}, {}, "--max-usd=-1 must be a number >= 0: change it."),
+        ({"max_usd": float("nan")}, {}, "--max-usd=nan must be a number >= 0: change it."),
+        ({"max_seconds": float("inf")}, {}, "--max-seconds=inf must be a number >= 0: change it."),
+        ({"keep_days": -30.0}, {}, "--keep-days=-30 must be a number >= 0: change it."),
+        ({}, {"canary": 2.0, "follow": "x"}, "--canary=2 must be a share between 0 and 1, such as 0.1."),
+        ({}, {"keys": "none.yaml"}, "There is no file of keys 'none.yaml': set --keys to a YAML list, such as"),
+    ],
+)
+def test_a_wrong_limit_is_refused_before_the_policy_is_loaded(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limits: dict, options: dict, sentence: str
+):
+    monkeypatch.setattr("orchestra_jax.serving.running.open_policy", None)
+    assert serve(ORACLE, [], "127.0.0.1", 0, limits, **options) == 2
+    assert capfd.readouterr().err.startswith(sentence)
