@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sqlalchemy import Connection, Row, Select, select, update
 
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.serving.database import REQUESTS, VERDICTS, ServerDatabase, dollars
 from orchestra_jax.serving.errors import RequestError, read_body, typed, unsupported, wrong
 from orchestra_jax.serving.keys import Key
@@ -159,13 +160,25 @@ def write_log(database: ServerDatabase, file: str, *, whole: bool) -> tuple[int,
 
     Args:
         whole: whether requests whose right answer nobody has said are written too.
+
+    Raises:
+        ConfigError: the file cannot be written.
     """
     written = unknown = 0
     with contextlib.ExitStack() as parts:
-        stream = sys.stdout if file == "-" else parts.enter_context(Path(file).open("w", encoding="utf-8"))
+        stream = sys.stdout if file == "-" else parts.enter_context(_new(file))
         for line in logged(database):
             unknown += "answer" not in line
             if whole or "answer" in line:
                 stream.write(json.dumps(line) + "\n")
                 written += 1
     return written, unknown
+
+
+def _new(file: str) -> TextIO:
+    try:
+        return Path(file).open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{file!r} cannot be written ({error.strerror}): name another file, or - for standard output."
+        ) from error

@@ -1,10 +1,12 @@
 """The policies of a server side by side: requests, right answers, dollars and seconds."""
 
+import math
 import time
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
+from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.evaluation.intervals import wilson
 from orchestra_jax.serving.database import REQUESTS, ServerDatabase, dollars
 from orchestra_jax.serving.feedback import RIGHT
@@ -18,7 +20,12 @@ def policies(database: ServerDatabase, hours: float | None = None) -> list[dict[
 
     Args:
         hours: only requests of so many hours count; None: all.
+
+    Raises:
+        ConfigError: the hours are negative or no number.
     """
+    if hours is not None and not 0 <= hours < math.inf:
+        raise ConfigError(f"--hours={hours:g} must be a number >= 0: change it, or leave it out for all requests.")
     row, since = REQUESTS.c, 0.0 if hours is None else time.time() - 3600 * hours
     columns = (
         row.policy,

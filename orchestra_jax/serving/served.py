@@ -30,12 +30,15 @@ def run(asked: argparse.Namespace) -> int:
     try:
         if asked.database is None and asked.command != "add-key" and not file.is_file():
             raise ConfigError(f"There is no {str(file)!r}: name the output_dir of a server, or --database.")
+        new = asked.database is None and not file.is_file()
         if asked.database is None:
             file.parent.mkdir(parents=True, exist_ok=True)
         with opened(asked.database or file) as database:
             if asked.command == "add-key":
                 print(keys.add_key(database, asked.name, asked.usd_per_day, asked.per_minute))
                 print("Nobody can read this key again: keep it now.", file=sys.stderr)
+                if new:  # as where the name of the run is mistyped
+                    print(f"Made {str(file)!r}, for servers with output_dir={asked.folder}.", file=sys.stderr)
             elif asked.command == "end-key":
                 keys.end_key(database, asked.name)
             elif asked.command == "keys":

@@ -174,6 +174,9 @@ def test_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert served_command(command(hours=hours)) == 0
     out, error = capsys.readouterr()
     assert error == "Nothing was asked.\n"
+    for hours in (-1.0, float("nan")):
+        assert served_command(command(hours=hours)) == 2
+        assert f"--hours={hours:g} must be a number >= 0" in capsys.readouterr().err
     lines = [re.findall(r"[^\s│┃]+", line) for line in out.splitlines() if "│" in line]
     assert lines == [
         ["old", "2", "2", "2", "50.0", "(9.5", "to", "90.5)", "3", "3"], ["new", "1", "0", "0"],

@@ -97,6 +97,8 @@ async def test_the_log_has_what_was_asked_and_judged_and_the_trajectory_as_it_wa
         await asked(http, "What is 2 * 5?", orchestra={"keep": False})
     assert write_log(database, str(tmp_path / "log.jsonl"), whole=False) == (2, 1)
     assert write_log(database, str(tmp_path / "all.jsonl"), whole=True) == (3, 1)
+    with pytest.raises(ConfigError, match=r"' cannot be written \(No such file or directory\): name another file"):
+        write_log(database, str(tmp_path / "nowhere" / "log.jsonl"), whole=True)
     capsys.readouterr()
     assert write_log(database, "-", whole=True) == (3, 1)
     assert capsys.readouterr().out == (tmp_path / "all.jsonl").read_text()  # a file behind it keeps what it had

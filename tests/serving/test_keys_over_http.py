@@ -84,8 +84,10 @@ def test_the_command_makes_lists_and_ends_keys(tmp_path: Path, capfd: pytest.Cap
     assert status("served", folder, "add-key", "anna", "--usd-per-day", "5", "--per-minute", "60") == 0
     said = capfd.readouterr()
     assert said.out.startswith("sk-orchestra-")
+    assert f"Made '{tmp_path}/serving/served.db', for servers with output_dir={tmp_path}." in said.err
     assert status("served", folder, "add-key", "anna") == 2
-    assert "'anna' already" in capfd.readouterr().err
+    assert "'anna' already" in (refused := capfd.readouterr().err)
+    assert "Made" not in refused
     assert status("served", folder, "end-key", "anna") == 0
     assert status("served", folder, "keys") == 0
     listed = capfd.readouterr().out
