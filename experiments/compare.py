@@ -29,7 +29,10 @@ def main(arguments: list[str] | None = None) -> None:
     except (OSError, ValueError) as error:
         parser.exit(2, f"{error}\n")
     if asked.csv:
-        text = runs.to_csv(None if asked.csv == "-" else asked.csv)
+        try:
+            text = runs.to_csv(None if asked.csv == "-" else asked.csv)
+        except OSError as error:
+            parser.exit(2, f"{asked.csv!r} cannot be written ({error.strerror}): name another file as --csv.\n")
         print(text if asked.csv == "-" else f"{len(runs)} runs in {asked.csv}", end="" if asked.csv == "-" else "\n")
         return
     table = Table(box=None, header_style="bold")

@@ -91,6 +91,9 @@ def test_compare_shows_runs_beside_each_other(folder: Path):
     made(folder / "c", 1.0, None, "+experiment=[hle,mine]")
     assert "[hle,mine]" in run(str(folder / "*")).stdout
     assert run(str(folder / "*"), "--csv", "-").stdout == load(folder / "*").to_csv()
+    taken = run(str(folder / "*"), "--csv", str(folder))
+    assert taken.stderr == f"'{folder}' cannot be written (Is a directory): name another file as --csv.\n"
+    assert taken.returncode == 2
     (folder / "b" / "summary.json").write_text('{"after":')
     broken = run(str(folder / "*"))
     sentence = f"{str(folder / 'b' / 'summary.json')!r} is no JSON object: restore it, or run the evaluation again.\n"
