@@ -10,7 +10,7 @@ python experiments/plan.py +experiment=hle +placement=separate mesh.fsdp=8 rollo
 import os
 from typing import TYPE_CHECKING
 
-from orchestra_jax.config import command
+from orchestra_jax.config import command, flags
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -36,4 +36,4 @@ def main(config: "DictConfig") -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, __doc__)
+    command.run(main, __doc__, flags=(flags.PATH,))

@@ -37,9 +37,10 @@ def unknown_key(key: str) -> str:
     siblings = [name for name in known if name.startswith(start) and "." not in name[len(start) :]]
     near = get_close_matches(key, siblings, n=2, cutoff=0.75 if "." in key else 0.6)
     leaf = key.rpartition(".")[2]
+    recorded = ["env.options.path"] if key == "path" else []  # what train.py and plan.py call so
     near = (
         near
-        or sorted(name for name in known if name.rpartition(".")[2] == leaf)[:4]
+        or [*recorded, *sorted(name for name in known if name.rpartition(".")[2] == leaf)][:4]
         or get_close_matches(key, known, n=1)
     )
     hint = f": did you mean {' or '.join(near)}? " if near else ". "
@@ -101,6 +102,8 @@ def explain(error: BaseException) -> str:
         if f"{found[1]}.name" in keys():
             return f"'{found[1]}' is no choice of a config group: write {found[1]}.name=NAME."
         return f"'{found[1]}' has no default to replace: write +{found[1]}=NAME."
+    if found := re.match(r"Multiple values for ([^.\s]+)\. To override a value use 'override [^:]+: (.*)'", whole):
+        return f"'{found[1]}' is chosen more than once, last as {shown(found[2])!r}: leave one +{found[1]}=NAME."
     if told := _wrong_kind(whole):
         return where + told
     return _one_line(" ".join(str(cause) for cause in chain))

@@ -171,11 +171,17 @@ def test_loaded_config_is_frozen_and_typed() -> None:
         ("mesh.data=0", ["must have sizes >= 1"]),
         ("name=../../x", ["name=../../x leaves outputs/: set output_dir=FOLDER instead."]),
         ("name=/x", ["name=/x leaves outputs/"]),
+        ("path=log.csv", ["Unknown key 'path': did you mean env.options.path or data.path or"]),
     ],
 )
 def test_a_mistake_is_one_sentence_with_the_fix(override: str, parts: list[str]) -> None:
     message = explained([override])
     assert all(part in message for part in parts), message
+
+
+def test_a_group_that_is_chosen_twice_is_told_in_our_words() -> None:
+    said = explained(["+benchmark=quickstart", "+benchmark=hle"])
+    assert said == "'benchmark' is chosen more than once, last as 'hle': leave one +benchmark=NAME."
 
 
 @pytest.mark.parametrize(

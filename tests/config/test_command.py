@@ -86,7 +86,7 @@ def test_help_is_one_sentence_then_examples_then_flags_and_comes_at_once(name: s
 
 @pytest.mark.parametrize(("name", "flags"), {
     "evaluate": ["--limit N", "--dry-run"], "judge": ["--sample FILE", "--dry-run"], "synthesize": ["--dry-run"],
-    "train": ["--multirun", "--help-all"],
+    "train": ["--multirun", "--help-all"], "plan": ["path FILE"],
 }.items())  # fmt: skip
 def test_help_names_every_flag(name: str, flags: list[str]):
     printed = start(name, "-h")[1].partition("Flags:")[2]
