@@ -57,7 +57,7 @@ def load_run(folder: str | Path) -> LoadedRun:
         ConfigError, omegaconf.errors.OmegaConfBaseException: another version wrote it.
     """
     folder = Path(folder)
-    if (found := record.read(folder)) is None:
+    if not folder.is_dir() or (found := record.read(folder)) is None:
         raise FileNotFoundError(f"{str(folder)!r} holds no run: a run's folder has {record.FILE_NAME} in it.")
     summary, metrics, policy = folder / "summary.json", folder / "metrics.jsonl", folder / POLICY_FOLDER
     return LoadedRun(

@@ -76,8 +76,10 @@ def test_a_policy_that_is_not_there_is_one_sentence(policy: str):
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="holds no run"):
-        oj.load_run(tmp_path)
+    (tmp_path / "log.csv").write_text("")
+    for path in (tmp_path, tmp_path / "log.csv", tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match="holds no run"):
+            oj.load_run(path)
 
 
 def test_a_run_is_opened_before_and_after_its_end(tmp_path: Path):

@@ -27,9 +27,9 @@ def makers(tools: Iterable[ToolSpec]) -> list[str]:
     return sorted(trait.removeprefix(MADE_BY) for trait, count in found.items() if count < len(menu))
 
 
-def spoken_wishes() -> dict[str, str]:
-    """Return what a user of a served policy may name in a word, and the sentence that it stands for."""
-    return {name: WORDINGS[kind]["train"][0] for name, kind in _SPOKEN.items()}
+def spoken_wishes(kinds: Iterable[str] = _WITHOUT_TOOLS) -> dict[str, str]:
+    """Return what a user of a policy trained on `kinds` may name in a word, and the sentence that it stands for."""
+    return {name: WORDINGS[kind]["train"][0] for name, kind in _SPOKEN.items() if kind in set(kinds)}
 
 
 def _is_free(spec: ToolSpec) -> bool:

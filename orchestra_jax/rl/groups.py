@@ -60,7 +60,7 @@ def group_arrays(trajectories: Sequence[Trajectory], group_size: int, max_tools:
 
     K is `max_tools`, or that of the largest menu among the trajectories where this is larger.
     """
-    if len(trajectories) % group_size:
+    if not trajectories or group_size < 1 or len(trajectories) % group_size:
         raise ValueError(f"{len(trajectories)} trajectories do not divide into groups of {group_size}.")
     groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
     tools = max(max_tools or 0, *(len(t.task.tools) for t in trajectories))

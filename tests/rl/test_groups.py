@@ -58,6 +58,9 @@ def test_a_wrong_group_size_is_an_error():
     members = [trajectory(task("a", "x", Preference("", "")), turn([1], [2]))] * 3
     with pytest.raises(ValueError, match="3 trajectories do not divide into groups of 2"):
         group_arrays(members, 2)
+    for few, size in ((members, 0), ([], 2)):
+        with pytest.raises(ValueError, match=f"{len(few)} trajectories do not divide into groups of {size}"):
+            group_arrays(few, size)
 
 
 def test_a_menu_larger_than_promised_still_fits():

@@ -152,14 +152,19 @@ class RecordedEnvironment(Environment):
         return tasks
 
     def wishes(self) -> Mapping[str, str]:
-        return spoken_wishes()
+        if not self._cfg.data.preferences:
+            return {}
+        return spoken_wishes() if (kinds := self._options["wishes"]) is None else spoken_wishes(kinds)
 
     def pose(self, question: str, wish: str | None) -> Task:
         """Return the task of a question of the table, with the menu and the prices that evaluation gives it.
 
         Raises:
-            ValueError: the table has no such question.
+            ValueError: the table has no such question, or training had no such wish.
         """
+        if wish in spoken_wishes().keys() - self.wishes().keys():
+            known = ", ".join(self.wishes()) or "none"
+            raise ValueError(f"This policy was not trained on the wish {wish!r}; here are: {known}.")
         if (name := self._by_text.get(question.strip())) is None:
             raise ValueError(
                 f"The models of {self._options['path']} were never asked this: ask a question of the table, or give "

@@ -83,6 +83,23 @@ def test_a_menu_tells_seconds_only_where_a_user_may_mind_them(table: Path):
         assert ("fast" in other.paired_preferences(2)) is told
 
 
+def test_a_user_of_a_served_policy_may_name_the_wishes_of_training(table: Path):
+    question = "How much is 1 + 2?"
+    for wishes, named in (
+        (WISHES, ["best", "cheap", "fast"]), ({"none": {}, "low_cost": {"compute": 1}}, ["cheap"]),
+        ({"none": {}}, []), (None, ["best", "cheap", "fast"]),
+    ):  # fmt: skip
+        world = RecordedEnvironment(config(str(table), python=False, **({} if wishes is None else {"wishes": wishes})))
+        assert sorted(world.wishes()) == named
+        for word in {"best", "cheap", "fast"} - set(named):
+            with pytest.raises(ValueError, match=f"'{word}'; here are: {', '.join(named) or 'none'}."):
+                world.pose(question, word)
+    silent = config(str(table), python=False)
+    silent = replace(silent, data=replace(silent.data, preferences=False))
+    assert RecordedEnvironment(silent).wishes() == {}
+    assert world.pose(question, "Spend little.").preference.instruction == "Spend little."
+
+
 @pytest.mark.parametrize(
     ("wishes", "sentence"),
     [
