@@ -100,8 +100,8 @@ def test_rollouts_and_runs_are_read(
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 6
     assert rows[0].startswith("1 t-1 completed 0.502 ")
-    with mock.patch.dict(sys.modules, {"pandas": mock.Mock()}):
-        exec(code := python_of("compare.md"), found := {})
+    monkeypatch.setitem(sys.modules, "pandas", mock.Mock())  # patch.dict would forget what is imported meanwhile
+    exec(code := python_of("compare.md"), found := {})
     assert 'rows[0]["after.accuracy"]' in code
     assert found["rows"][0]["after.accuracy"] == 0.5
     assert (folder / "runs.csv").exists()
