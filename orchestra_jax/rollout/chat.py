@@ -14,7 +14,7 @@ text keeps the tags (thinking, tool calls, tool responses), its protocol, and lo
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestra_jax.config.choices import History
@@ -80,14 +80,9 @@ class ChatFormat:
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> str:
         """Return the conversation as text up to where the policy speaks next, untrusted text neutralised."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                [{**message, "content": self.safe_content(message)} for message in messages],
-                tools=[self._tool(spec) for spec in tools] or None,
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-        )
+        safe = [{**message, "content": self.safe_content(message)} for message in messages]
+        menu = [self._tool(spec) for spec in tools] or None
+        return str(self.tokenizer.apply_chat_template(safe, tools=menu, add_generation_prompt=True, tokenize=False))
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Return the ids of `render(messages, tools)`: the first prompt, or a re-rendered whole conversation."""
@@ -120,10 +115,7 @@ class ChatFormat:
             ValueError: with "keep", if the new messages are neither tool results nor one user message.
         """
         if self.history is not History.keep:
-            from orchestra_jax.rollout.rendering import continued, kept_messages
-
-            new_ids = self.prompt_ids(kept_messages(messages, self.history), tools)
-            return continued(old_ids, new_ids, self.stop_ids[0], self.spelled, self.encode)
+            return self.prompts()(old_ids, messages, tools)
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
         new = messages[last + 1 :]
         if new and all(message["role"] == "tool" for message in new):
@@ -131,6 +123,14 @@ class ChatFormat:
         if [message["role"] for message in new] == ["user"]:
             return self.user_ids(new[0]["content"]), True
         raise ValueError("After an assistant turn, history 'keep' takes tool results or one user message.")
+
+    def prompts(self) -> Callable[..., tuple[tuple[int, ...], bool]]:
+        """Return `next_prompt` of one trajectory, which reads only what is new of a conversation that grows."""
+        if self.history is History.keep:
+            return self.next_prompt
+        from orchestra_jax.rollout.rendering import Rendering
+
+        return Rendering(self).next_prompt
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of rendered text; control strings in it become control tokens."""

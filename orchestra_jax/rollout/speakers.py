@@ -16,7 +16,7 @@ from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import POLICY
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import ParseError, parse_tool_calls, render_call
-from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, ToolSpec, Turn, Usage
+from orchestra_jax.types import InfrastructureError, Task, ToolCall, ToolResult, Turn, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,6 @@ class TokenSpeaker(Speaker):
         self.opening, self._chat = opening, opening.chat
         # The sequence up to the next sample, and the part of it that was not sampled or shown before.
         self._ids, self._new = opening.prompt, opening.prompt
-        self._messages: list[Message] = []
-        self._tools: tuple[ToolSpec, ...] = ()
 
     @abstractmethod
     async def generate(self, ids: Sequence[int], results: Sequence[ToolResult], turn: int, attempt: int) -> Generation:
@@ -99,6 +97,7 @@ class TokenSpeaker(Speaker):
 
     def begin(self, episode: Episode, budget: Budget) -> None:
         self._messages, self._tools = list(episode.messages), episode.tools
+        self._next_prompt = self._chat.prompts()
 
     @property
     def full(self) -> bool:
@@ -137,7 +136,7 @@ class TokenSpeaker(Speaker):
         self._messages += [{"role": "assistant", "content": said.turn.text}, *heard]
         ids = (*self._ids, *said.turn.sampled_ids)
         # The same sequence goes on, or a fork starts where the template rewrote the history.
-        self._new, same = self._chat.next_prompt(ids, self._messages, self._tools)
+        self._new, same = self._next_prompt(ids, self._messages, self._tools)
         self._ids = (*ids, *self._new) if same else self._new
         return same
 
