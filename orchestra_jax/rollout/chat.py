@@ -130,7 +130,8 @@ class ChatFormat:
             return self.next_prompt
         from orchestra_jax.rollout.rendering import Rendering
 
-        return Rendering(self).next_prompt
+        known = self.tokenizer, self.stop_ids[0]
+        return Rendering(self.history, *known, self.render, self.encode, self.spelled).next_prompt
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of rendered text; control strings in it become control tokens."""

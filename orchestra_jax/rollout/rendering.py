@@ -2,8 +2,10 @@
 
 The ids of a prompt are those of its whole text. Yet what stands before the last end of a turn is not tokenised again
 while a trajectory grows, nor decoded: a control token is a border over which a tokenizer never looks (`_border`).
+Nor is it rendered again by a template that is known to write each message by itself (`_writes_alone`).
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -13,45 +15,89 @@ from orchestra_jax.config.choices import History
 from orchestra_jax.rollout.parsing import END_THINK
 from orchestra_jax.types import ToolSpec
 
-if TYPE_CHECKING:  # it imports this module
-    from orchestra_jax.rollout.chat import ChatFormat
+if TYPE_CHECKING:  # importing transformers takes two seconds
+    from transformers import PreTrainedTokenizerFast
 
 Ids = tuple[int, ...]
+Messages = Sequence[Mapping[str, Any]]
 S = TypeVar("S", str, Ids)
 R = TypeVar("R", str, Ids)
+# SHA-256 of Qwen3's templates, the first and the later one.
+_QWEN3 = {
+    "87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5",
+    "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8",
+}
+_ASKED = {"role": "user", "content": ""}
 
 
 class Rendering:
-    """The prompts of one trajectory after the first."""
+    """The prompts of one trajectory after the first.
 
-    def __init__(self, chat: "ChatFormat") -> None:
-        self._chat = chat
-        border, joins = _border(chat)
-        stop = chat.stop_ids[:1] if joins else None
-        self._encode = _Growing[str, Ids](chat.encode, border)
-        self._spelled = _Growing[Ids, str](chat.spelled, stop)  # of the sequence so far
-        self._respelled = _Growing[Ids, str](chat.spelled, stop)  # of the conversation, rendered again
+    Args:
+        stop_id: the template's end of a turn.
+        history, tokenizer, render, encode, spelled: of the chat format.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        tokenizer: "PreTrainedTokenizerFast",
+        stop_id: int,
+        render: Callable[[Messages, Sequence[ToolSpec]], str],
+        encode: Callable[[str], Ids],
+        spelled: Callable[[Ids], str],
+    ) -> None:
+        self._history, self._stop_id, self._render_all, self._encode = history, stop_id, render, encode
+        border, joins = _border(tokenizer, stop_id)
+        stop = (stop_id,) if joins else None
+        self._encoded = _Growing[str, Ids](encode, border)
+        self._spelled = _Growing[Ids, str](spelled, stop)  # of the sequence so far
+        self._respelled = _Growing[Ids, str](spelled, stop)  # of the conversation, rendered again
+        # Before an assistant's words, if what is new can be rendered alone.
+        self._opening = render([_ASKED], ()) if _writes_alone(tokenizer.chat_template) else ""
+        self._said: list[tuple[str, str]] = []  # role and text of each message of the turn before
+        self._tools: Sequence[ToolSpec] = ()
+        self._text = ""  # of both, rendered
 
     def next_prompt(
-        self, old_ids: Sequence[int], messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = ()
+        self, old_ids: Sequence[int], messages: Messages, tools: Sequence[ToolSpec] = ()
     ) -> tuple[Ids, bool]:
         """Return what `ChatFormat.next_prompt` does.
 
         It appends if the new ids start with `old_ids`, or if only the tokenization differs (the policy may sample
         another split of the same text): then the sampled ids stay.
         """
-        chat, old_ids = self._chat, tuple(old_ids)
-        if chat.history is History.drop_thinking:
+        old_ids = tuple(old_ids)
+        if self._history is History.drop_thinking:
             messages = [_without_thinking(message) for message in messages]
-        new_ids = self._encode(chat.render(messages, tools))
+        new_ids = self._encoded(self._render(messages, tools))
         if new_ids[: len(old_ids)] == old_ids:
             return new_ids[len(old_ids) :], True
-        if old_ids and old_ids[-1] == chat.stop_ids[0]:
+        if old_ids and old_ids[-1] == self._stop_id:
             old_text, new_text = self._spelled(old_ids), self._respelled(new_ids)
             if new_text.startswith(old_text):
-                return chat.encode(new_text[len(old_text) :]), True
+                return self._encode(new_text[len(old_text) :]), True
         self._spelled.known = self._respelled.known  # the sequence that starts here
         return new_ids, False
+
+    def _render(self, messages: Messages, tools: Sequence[ToolSpec]) -> str:
+        """Return the conversation as text: that of the turn before and the new messages, if `_writes_alone` holds."""
+        count = len(self._said)
+        said = [(message["role"], message["content"]) for message in messages]
+        roles = [role for role, _ in said]
+        if (
+            self._opening
+            and (said[:count], tools) == (self._said, self._tools)
+            and roles[count - 1 : count + 1] in (["tool", "assistant"], ["user", "assistant"])
+            and set(roles[count + 1 :]) in ({"tool"}, {"user"})
+            and all(len(message) == 2 for message in messages)  # no calls or thoughts beside the text
+            and not any(END_THINK in text for _, text in said)
+        ):
+            text = self._text + self._render_all([_ASKED, *messages[count:]], ())[len(self._opening) :]
+        else:
+            text = self._render_all(messages, tools)
+        self._said, self._tools, self._text = said, tools, text
+        return text
 
 
 class _Growing(Generic[S, R]):
@@ -66,7 +112,8 @@ class _Growing(Generic[S, R]):
     """
 
     def __init__(self, function: Callable[[S], R], border: S | None) -> None:
-        self._function, self._border = function, border
+        self._function: Callable[[S], R] = function
+        self._border: S | None = border
         self.known: tuple[S, R] | None = None
 
     def __call__(self, whole: S) -> R:
@@ -81,7 +128,7 @@ class _Growing(Generic[S, R]):
         if done is None or last > start:
             more = self._function(whole[start:last])
             done = more if done is None else done + more
-            self.known = whole[:last] + self._border, done
+            self.known = whole[: last + len(self._border)], done
         return done + self._function(whole[last:])
 
 
@@ -94,7 +141,7 @@ def _last(whole: S, border: S, start: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def _border(chat: "ChatFormat") -> tuple[str | None, bool]:
+def _border(tokenizer: "PreTrainedTokenizerFast", stop_id: int) -> tuple[str | None, bool]:
     """Return the text of the end of a turn if it is a border of the tokenizer, and whether decoded ids join there.
 
     The tokenizers library first cuts the text at the added tokens that are not normalised, leftmost and longest first,
@@ -102,9 +149,9 @@ def _border(chat: "ChatFormat") -> tuple[str | None, bool]:
     takes no space before it, and if no added token holds it or ends as it begins: none can begin before it and reach
     into it. Decoding joins if the decoder works on bytes, or replaces texts that have nothing to do with the border.
     """
-    backend = chat.tokenizer.backend_tokenizer
+    backend = tokenizer.backend_tokenizer
     added = backend.get_added_tokens_decoder()
-    end = added.get(chat.stop_ids[0])
+    end = added.get(stop_id)
     if end is None or end.normalized or end.single_word or end.lstrip:
         return None, False
     if backend.truncation or backend.padding or backend.encode_special_tokens:
@@ -115,6 +162,16 @@ def _border(chat: "ChatFormat") -> tuple[str | None, bool]:
     if overlap or text[0].isspace() or not text[0].isascii():
         return None, False
     return text, _joins(json.loads(backend.decoder.__getstate__()) if backend.decoder else {}, text[0])
+
+
+def _writes_alone(template: Any) -> bool:
+    """Return whether a template is known to write new messages alike behind every conversation without thoughts.
+
+    Qwen3's writes a message from its text, from the roles beside it and from whether it is the first or last. Where the
+    last user message stands decides on thoughts alone. So new messages that begin with the assistant's and do not end
+    with it are written as behind `_ASKED`, and the text before them ends in the same way.
+    """
+    return isinstance(template, str) and hashlib.sha256(template.encode()).hexdigest() in _QWEN3
 
 
 def _joins(decoder: Mapping[str, Any], first: str) -> bool:

@@ -12,7 +12,7 @@ from orchestra_jax.io.shipped import CONF
 from orchestra_jax.models.tokenizer import CONTROL, TAGS
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.parsing import render_call
-from orchestra_jax.rollout.rendering import _border
+from orchestra_jax.rollout.rendering import _border, _writes_alone
 from orchestra_jax.types import ToolCall
 from tests.rollout.scripted import TEMPLATE, TOOLS
 
@@ -63,20 +63,30 @@ def sampled(rng, chat):
     return (*ids, *rng.choice([chat.stop_ids[:1]] * 6 + [chat.stop_ids[-1:], ()]))
 
 
-def conversation(chat, seed, turns):
+def opened(rng):
+    """Return the messages before the first turn."""
+    messages = [{"role": "system", "content": written(rng)}] if rng.random() < 0.5 else []
+    messages.append({"role": "user", "content": written(rng)})
+    if rng.random() < 0.2:  # what another program led, with a thought that the template shows or hides
+        said = {"role": "assistant", "content": written(rng), "reasoning_content": written(rng)}
+        messages += [said, {"role": "tool", "content": written(rng)}]
+    return messages
+
+
+def conversation(chat, seed, turns, prompts=None):
     """Play one, and return how often it was appended to, and how often written again."""
     rng = random.Random(seed)
     tools = rng.choice([(), TOOLS])
-    messages = [{"role": "system", "content": written(rng)}] if rng.random() < 0.5 else []
-    messages.append({"role": "user", "content": written(rng)})
-    ids, prompts, counts = chat.prompt_ids(messages, tools), chat.prompts(), {True: 0, False: 0}
+    messages, prompts = opened(rng), prompts or chat.prompts()
+    ids, counts = chat.prompt_ids(messages, tools), {True: 0, False: 0}
     for _ in range(turns):
         said = sampled(rng, chat)
         ids = (*ids, *said)
         messages.append({"role": "assistant", "content": chat.decode(said)})
-        role = rng.choice(["tool", "tool", "tool", "user"])
-        heard = rng.randrange(1, 4) if role == "tool" else 1
-        messages += [{"role": role, "content": written(rng)} for _ in range(heard)]
+        heard = rng.choice(
+            [["tool"]] * 3 + [["tool"] * 3, ["user"], ["user"], ["tool", "user"], ["system", "tool"], []]
+        )
+        messages += [{"role": role, "content": written(rng)} for role in heard]
         found = prompts(ids, messages, tools)
         assert found == anew(chat, ids, messages, tools), (seed, messages)
         assert found == chat.next_prompt(ids, messages, tools)
@@ -113,36 +123,82 @@ def made(template, change=None, like=None):
     )
 
 
-def _compact(tokenizer):
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_tokenizer,
-        pad_token="<|endoftext|>",
-        eos_token="<|im_end|>",
-        chat_template=(CONF / "chat_template" / "compact.jinja").read_text(),
-    )
+# What Qwen3's first template had in place of what the later one has.
+FIRST_QWEN3 = (
+    (' and message.content is string and not(', ' and not('),
+    ("    {%- if message.content is string %}\n        {%- set content = message.content %}\n    {%- else %}\n"
+     "        {%- set content = '' %}\n    {%- endif %}\n", ""),
+    ("\\n' + content + '<|im_end|>' + '\\n' }}", "\\n' + message.content + '<|im_end|>' + '\\n' }}"),
+    ("        {%- set reasoning_content = '' %}\n        {%- if message.reasoning_content is string %}",
+     "        {%- set content = message.content %}\n        {%- set reasoning_content = '' %}\n"
+     "        {%- if message.reasoning_content is defined and message.reasoning_content is not none %}"),
+    ("{%- if '</think>' in content %}\n                {%- set reasoning_content = content.split('</think>')[0].rstrip("
+     "'\\n').split('<think>')[-1].lstrip('\\n') %}\n                {%- set content = content",
+     "{%- if '</think>' in message.content %}\n                {%- set content = message.content"),
+    ("split('</think>')[-1].lstrip('\\n') %}\n", "split('</think>')[-1].lstrip('\\n') %}\n                {%- set "
+     "reasoning_content = message.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}\n"),
+    ("        {{- content }}\n", "        {{- message.content }}\n"),
+)  # fmt: skip  # pairs
+
+
+def with_template(tokenizer, template):
+    backend = tokenizer.backend_tokenizer
+    special = {"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special)
+
+
+def first_qwen3(tokenizer):
+    template = tokenizer.chat_template
+    for later, first in FIRST_QWEN3:
+        assert template.count(later) == 1
+        template = template.replace(later, first)
+    return with_template(tokenizer, template)
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-@pytest.mark.parametrize("kind", ["qwen3", "compact", "words", "quickstart", "bytes", "prefix", "metaspace"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3", "first qwen3", "compact", "words", "quickstart", "bytes", "prefix", "metaspace"]
+)
 def test_a_growing_conversation_has_the_ids_of_the_whole(kind, history, request):
     if kind in ("qwen3", "words"):
         tokenizer = request.getfixturevalue(kind)
+    elif kind == "first qwen3":
+        tokenizer = first_qwen3(request.getfixturevalue("qwen3"))
     elif kind == "compact":
-        tokenizer = _compact(request.getfixturevalue("qwen3"))
+        template = (CONF / "chat_template" / "compact.jinja").read_text()
+        tokenizer = with_template(request.getfixturevalue("qwen3"), template)
     elif kind == "quickstart":
         tokenizer = quickstart_chat().tokenizer
     else:
         tokenizer = made(TEMPLATE, like=kind)
     chat = ChatFormat(tokenizer, history=history, compact_menu=kind == "quickstart")
-    assert _border(chat) == ("<|im_end|>", kind != "metaspace")
+    assert _border(chat.tokenizer, chat.stop_ids[0]) == ("<|im_end|>", kind != "metaspace")
+    assert _writes_alone(chat.tokenizer.chat_template) is kind.endswith("qwen3")
     counts = [conversation(chat, seed, turns=8) for seed in range(_HELD)]
+    prompts = chat.prompts()  # what it knows of one conversation is no part of the next
+    counts += [conversation(chat, seed, turns=2, prompts=prompts) for seed in [*range(_HELD), *range(_HELD)]]
     assert all(sum(each[same] for each in counts) > 4 for same in (True, False)) or kind == "metaspace"
 
 
-class Counting(ChatFormat):
-    """Counts the characters that are tokenised and the ids that are decoded."""
+@pytest.mark.parametrize("menu", [TOOLS, TOOLS[:1]], ids=["same tools", "fewer tools"])
+@pytest.mark.parametrize("question", ["hello", "blue"])
+def test_another_conversation_is_rendered_whole(qwen3, question, menu):
+    chat = ChatFormat(qwen3, history="drop_thinking")
+    turn = [{"role": "assistant", "content": "blue"}, {"role": "tool", "content": "green"}]
+    messages, prompts = [{"role": "user", "content": "hello"}, *turn], chat.prompts()
+    prompts((), messages, TOOLS)
+    messages[0]["content"] = question  # also where the message is the same dictionary
+    assert prompts((), [*messages, *turn], menu) == anew(chat, (), [*messages, *turn], menu)
 
-    encoded = spelt = 0
+
+class Counting(ChatFormat):
+    """Counts the messages that are rendered, the characters that are tokenised and the ids that are decoded."""
+
+    rendered = encoded = spelt = 0
+
+    def render(self, messages, tools=()):
+        self.rendered += len(messages)
+        return super().render(messages, tools)
 
     def encode(self, text):
         self.encoded += len(text)
@@ -162,6 +218,7 @@ def test_a_long_trajectory_is_read_once(qwen3):
         messages += [{"role": "assistant", "content": chat.decode(said)}, {"role": "tool", "content": " green" * 50}]
         ids, same = prompts((*ids, *said), messages, TOOLS)
         assert not same
+    assert chat.rendered < 4 * 30
     text = chat.render([_thoughtless(message) for message in messages], TOOLS)
     assert ids == ChatFormat.encode(chat, text)
     assert chat.encoded < 2 * len(text)  # the first prompt and the thoughts, too
@@ -198,6 +255,6 @@ def _another(text, **how):
 )
 def test_without_a_border_the_whole_is_tokenised(change):
     chat = ChatFormat(made(TEMPLATE, change), history="drop_thinking")
-    assert _border(chat) == (None, False)
+    assert _border(chat.tokenizer, chat.stop_ids[0]) == (None, False)
     for seed in range(_HELD // 2):
         conversation(chat, seed, turns=5)
