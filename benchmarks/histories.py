@@ -28,8 +28,8 @@ SCHEMA = {"type": "object", "properties": {"query": TEXT, "count": {"type": "int
 WORDS = "the of model result value found Lima 37 river energy because therefore { } : , . year 1998 \n".split(" ")
 
 
-def play(chat: ChatFormat, menu: tuple[ToolSpec, ...], turns: int, anew: bool, given: Any) -> tuple[list[Any], float]:
-    """Return the prompts of all turns but the first, and the CPU seconds in which they were made."""
+def play(chat: ChatFormat, menu: tuple[ToolSpec, ...], turns: int, anew: bool, given: Any) -> tuple[float, list[Any]]:
+    """Return the CPU seconds in which the prompts after the first were made, and the prompts: whole sequences."""
     rng = random.Random(turns)
 
     def words(count: int) -> str:
@@ -47,9 +47,9 @@ def play(chat: ChatFormat, menu: tuple[ToolSpec, ...], turns: int, anew: bool, g
         began = time.process_time()
         new, same = (chat.prompts() if anew else growing)(ids, messages, menu)
         seconds += time.process_time() - began
-        found.append((new, same))
         ids = (*ids, *new) if same else new
-    return found, seconds
+        found.append(ids)
+    return seconds, found
 
 
 def main() -> int:
@@ -74,11 +74,11 @@ def main() -> int:
         for history in History:
             chat = ChatFormat(tokenizer, history=history)
             runs = [[play(chat, menu, turns, anew, given) for anew in (True, False)] for _ in range(given.rounds)]
-            anew, ours = (min(seconds for _, seconds in each) for each in zip(*runs, strict=True))
-            differ |= any(one != other for (one, _), (other, _) in runs)
-            tokens = max(len(new) for new, _ in runs[0][1][0])
-            row = {"turns": turns, "history": str(history), "longest new part": tokens, "anew": anew, "as it is": ours}
-            rows.append({**row, "anew / as it is": anew / ours})
+            anew, ours = (min(seconds for seconds, _ in each) for each in zip(*runs, strict=True))
+            differ |= any(one != other for (_, one), (_, other) in runs)
+            tokens = max(map(len, runs[0][1][1]))
+            rows.append({"turns": turns, "history": str(history), "tokens": tokens, "anew": anew, "as it is": ours})
+            rows[-1]["ratio"] = anew / ours
     Console().print(table_of(f"CPU seconds of a trajectory's prompts, fastest of {given.rounds}", rows))
     print("The prompts differ." if differ else "Both ways make the same prompts.")
     keep(given.json, {**machine(), "rows": rows})
