@@ -11,7 +11,9 @@ from orchestra_jax.evaluation.intervals import bootstrap, wilson
 from orchestra_jax.evaluation.measures import questions
 from orchestra_jax.types import Trajectory
 
-TOLERATED = 0.05  # accuracy: an interval that reaches further down does not tell whether two policies are equally right
+# Share of the questions, and of the rival's cost: an interval that reaches further does not tell whether two policies
+# are equally right, or cost the same.
+TOLERATED = 0.05
 _CENTS = "cents"
 _ALL_KNOWING = "oracle"  # in the name of a baseline that is no policy
 
@@ -121,7 +123,8 @@ def _beside(policy: Sequence[AnsweredQuestion], rival: Sequence[AnsweredQuestion
     (_, mine), (_, its) = _means(policy), _means(rival)
     low, high = bootstrap([one.cents - other.cents for one, other in zip(policy, rival, strict=True)]) or (0.0, 0.0)
     if low <= 0 <= high:
-        return "for the same money, within chance"
+        same = max(-low, high) <= TOLERATED * its
+        return "for the same money, within chance" if same else "the questions are too few to tell which is cheaper"
     if mine < its:
         return "at no cost" if mine == 0 else f"{100 * (1 - mine / its):.0f} % cheaper"
     if its == 0:

@@ -80,6 +80,18 @@ def test_few_questions_of_which_none_is_lost_do_not_tell_it_either():
     assert "As often right, within chance (difference 0.0 points, 95 % interval -4.9 to 4.9) and 75 %" in found
 
 
+def test_few_questions_do_not_tell_which_is_cheaper():
+    best = outcomes(6, 4, 0.2, 2.9, 0.1, 4.0, 0.15)
+    dearer = [replace(each, cents=cents) for each, cents in zip(best, [4.0, 0.1, 2.9, 0.2, 1.1] * 2, strict=True)]
+    found = sentences(dearer, best, "big")
+    assert "60.0 % right at 1.66 cents; your best model alone (big): 60.0 % at 1.47. Too few" in found
+    assert found.endswith("; the questions are too few to tell which is cheaper.")
+    swapped = sentences(200 * dearer, 200 * best, "big")  # 2,000 questions tell it
+    assert swapped.endswith(" and 13 % dearer. Your best model alone is the better choice.")
+    near = [replace(each, cents=each.cents * (1.004 if number % 2 else 0.996)) for number, each in enumerate(60 * best)]
+    assert sentences(near, 60 * best, "big").endswith(" and for the same money, within chance.")
+
+
 def test_the_same_choices_are_the_same():
     best = outcomes(9, 3, 0.2, 12.3, 150.0)
     found = sentences(best, best, "big")
