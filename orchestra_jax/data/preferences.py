@@ -7,7 +7,7 @@ weights, by one maker, that search, or that compute with code.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,6 +30,13 @@ def makers(tools: Iterable[ToolSpec]) -> list[str]:
 def spoken_wishes(kinds: Iterable[str] = _WITHOUT_TOOLS) -> dict[str, str]:
     """Return what a user of a policy trained on `kinds` may name in a word, and the sentence that it stands for."""
     return {name: WORDINGS[kind]["train"][0] for name, kind in _SPOKEN.items() if kind in set(kinds)}
+
+
+def refuse_untrained(wish: str | None, trained: Collection[str]) -> None:
+    """Raise ValueError if a wish is a word of `spoken_wishes` that is none of those of the policy's training."""
+    if wish in spoken_wishes().keys() - set(trained):
+        known = ", ".join(trained) or "none"
+        raise ValueError(f"This policy was not trained on the wish {wish!r}; here are: {known}.")
 
 
 def _is_free(spec: ToolSpec) -> bool:

@@ -11,7 +11,7 @@ from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.schema import ConfigError, SourceConfig, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
-from orchestra_jax.data.preferences import spoken_wishes
+from orchestra_jax.data.preferences import refuse_untrained, spoken_wishes
 from orchestra_jax.data.sources import Question, Skipped, load_tasks
 from orchestra_jax.envs.base import Demonstrations, Environment, OfferedExpert, Score, ToolEpisode, initial_messages
 from orchestra_jax.envs.menus import offered_experts
@@ -124,14 +124,15 @@ class QAEnvironment(Environment):
         return [self._pose_evaluation(question) for question in self._evaluation[:count]]
 
     def wishes(self) -> Mapping[str, str]:
-        return spoken_wishes()
+        return spoken_wishes() if self._cfg.data.preferences else {}
 
     def pose(self, question: str, wish: str | None) -> Task:
         """Return the task of a question with the menu that evaluation gives it; its answer is known if it is ours.
 
         Raises:
-            ValueError: it is not ours, and an expert on the menu is simulated.
+            ValueError: it is not ours, and an expert on the menu is simulated; or training had no such wish.
         """
+        refuse_untrained(wish, self.wishes())
         ours, seed = self._by_text.get(question.strip()), self._cfg.evaluation.seed
         if ours is None and self._cfg.tools.simulated:
             raise ValueError(

@@ -55,6 +55,18 @@ def test_messages_carry_the_preference(cfg: RunConfig):
     asyncio.run(environment.close())
 
 
+def test_a_served_policy_offers_the_wishes_of_its_training_alone(cfg: RunConfig):
+    for told, wishes in ((True, ["best", "cheap", "fast"]), (False, [])):
+        environment = QAEnvironment(replace(cfg, data=replace(cfg.data, preferences=told)))
+        assert sorted(environment.wishes()) == wishes
+        if not told:
+            with pytest.raises(ValueError, match="not trained on the wish 'cheap'; here are: none"):
+                environment.pose("How much is 4 * 7?", "cheap")
+        spoken = environment.pose("How much is 4 * 7?", "Spend little.").preference
+        assert spoken.instruction == "Spend little."
+        asyncio.run(environment.close())
+
+
 def test_an_answer_tool_changes_how_the_policy_is_told_to_end(cfg: RunConfig):
     environment = QAEnvironment(replace(cfg, tools=replace(cfg.tools, names=["python", "answer"])))
     system, _ = environment.reset(environment.held_out(1)[0], Budget()).messages
