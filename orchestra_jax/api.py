@@ -2,8 +2,9 @@
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.build import make_collector
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from orchestra_jax.types import Task, Trajectory
+from orchestra_jax.types import Task, ToolCall, ToolResult, Trajectory
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,14 @@ def play(where: RunConfig | Environment, policy: str | Path | Script, task: Task
         task: the task to play, such as one of `environment.held_out(8)`; None: the first held-out one.
 
     Raises:
+        TypeError: `where` is neither, `task` is no `Task`, or the script returns neither a call nor a text.
         ConfigError: there is no such policy, or the environment lacks something.
         BudgetExceeded: a call could cost more than the config's budget.run_usd leaves; each call of `play` has it anew.
     """
+    if not isinstance(where, RunConfig | Environment):
+        raise TypeError(f"play takes a config (compose(...)) or an open environment first, not {where!r}.")
+    if not isinstance(task, Task | None):
+        raise TypeError(f"The task must be a Task, such as environment.held_out(1)[0], not {task!r}.")
     cfg = where if isinstance(where, RunConfig) else RunConfig()
     budget = Budget(limits(cfg.budget, "run"), name="run")
     environment = make_environment(cfg) if isinstance(where, RunConfig) else where
@@ -114,7 +120,7 @@ def play(where: RunConfig | Environment, policy: str | Path | Script, task: Task
 def _script(environment: Environment, policy: str | Path | Script, task: Task, cfg: RunConfig) -> Baseline | None:
     """Return the script that `policy` is or names, or None where it names a model."""
     if callable(policy):
-        return Baseline("script", policy)
+        return Baseline("script", partial(_said, policy))
     name, limits = str(policy).removeprefix("baseline:"), cfg.rollout.limits
     if Path(name).is_dir() or name.startswith(("http://", "https://")):
         return None
@@ -127,6 +133,13 @@ def _script(environment: Environment, policy: str | Path | Script, task: Task, c
         if hub.is_id(name):
             return None
         raise
+
+
+def _said(script: Script, task: Task, results: Sequence[ToolResult]) -> ToolCall | str:
+    """Return what a script says, if it is a call or a text."""
+    if not isinstance(found := script(task, results), ToolCall | str):
+        raise TypeError(f"The script must return a ToolCall or the answer as a text, not {found!r}.")
+    return found
 
 
 def _sampled(

@@ -75,6 +75,18 @@ def test_a_policy_that_is_not_there_is_one_sentence(policy: str):
     assert "\n" not in str(caught.value)
 
 
+def test_a_wrong_kind_of_argument_is_one_sentence():
+    cfg = oj.compose()
+    with pytest.raises(TypeError, match=r"^compose takes words of a command line, .* not \['seed=1'\]\.$"):
+        oj.compose(["seed=1"])
+    with pytest.raises(TypeError, match=r"^play takes a config .* or an open environment first, not 'quickstart'"):
+        oj.play("quickstart", "do_nothing")
+    with pytest.raises(TypeError, match=r"^The task must be a Task, such as environment.held_out\(1\)\[0\], not 'How"):
+        oj.play(cfg, "do_nothing", "How much?")
+    with pytest.raises(TypeError, match=r"^The script must return a ToolCall or the answer as a text, not 42"):
+        oj.play(cfg, lambda task, results: 42)
+
+
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path):
     (tmp_path / "log.csv").write_text("")
     for path in (tmp_path, tmp_path / "log.csv", tmp_path / "nowhere"):

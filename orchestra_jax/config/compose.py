@@ -27,8 +27,11 @@ def compose(*overrides: str, name: str = "config") -> RunConfig:
         name: "config" for what experiments/train.py composes, "evaluate" for experiments/evaluate.py.
 
     Raises:
+        TypeError: one of the words is no text.
         ConfigError: one sentence per problem.
     """
+    if wrong := [word for word in (*overrides, name) if not isinstance(word, str)]:
+        raise TypeError(f"compose takes words of a command line, as in compose('seed=1', 'steps=2'), not {wrong[0]!r}.")
     register()
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):

@@ -18,6 +18,7 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.engines.base import Engine
 from orchestra_jax.engines.embedded import EmbeddedEngine
 from orchestra_jax.envs.base import Baseline, Message
+from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.money.budgets import BudgetExceeded, Limits
 from orchestra_jax.rl.setup import device_mesh
@@ -72,7 +73,7 @@ class Orchestrator:
         self._world = cast(AskableWorld, opened.environment)
         self.name, self.wishes = opened.subject.cfg.name, dict(self._world.wishes())
         self._shared = make_collector(opened.subject.cfg, opened.environment, opened.chat)
-        self._numbers, self._version = itertools.count(), 0
+        self._numbers, self._version, self._closed = itertools.count(), 0, False
         self.policy = _named(opened.subject)
         self._architecture = None if opened.chat is None else policy_config(opened.subject.cfg, opened.chat)
 
@@ -131,8 +132,7 @@ class Orchestrator:
         """
         self.check_beside()
         opened, (subject, params) = self._opened, self._weights(subject)
-        config = cast(DecoderConfig, self._architecture)
-        engine = EmbeddedEngine(config, params, subject.cfg.rollout)
+        engine = EmbeddedEngine(cast(DecoderConfig, self._architecture), params, subject.cfg.rollout)
         parts = contextlib.ExitStack()
         parts.callback(lambda: opened.loop.run(engine.close()))
         return Orchestrator(replace(opened, subject=subject, engine=engine, parts=parts))
@@ -193,9 +193,8 @@ class Orchestrator:
             QuestionError: the world has no answer to such a question, or an argument is wrong; one sentence.
             BudgetExceeded: budget.run_* leaves too little for another call.
         """
-        said, limits = Surroundings(history, after, tools), (max_usd, max_seconds, max_tokens)
-        work = self._answered(question, wish, *limits, temperature, seed, said, request_id, None, _ignore)
-        return self._opened.loop.run(work)
+        said, most = Surroundings(history, after, tools), (max_usd, max_seconds, max_tokens)
+        return self._loop.run(self._answered(question, wish, *most, temperature, seed, said, request_id, None, _ignore))
 
     async def aask(self, question: str | Task, **options: Any) -> Answer:
         """Answer a question within an event loop; see `ask`. Cancelling it ends what is under way."""
@@ -236,6 +235,7 @@ class Orchestrator:
 
     def close(self) -> None:
         """End what is under way, the tools and the connections; twice is harmless."""
+        self._closed = True
         self._opened.close()
 
     def __enter__(self) -> "Orchestrator":
@@ -251,7 +251,13 @@ class Orchestrator:
             raise TypeError(f"There is no option {min(unknown)!r}; here are {', '.join(sorted(_OPTIONS))}.")
         given = {**_OPTIONS, **options}
         said = Surroundings(*(given.pop(name) for name in ("history", "after", "tools")))
-        return self._opened.loop.start(self._answered(question, tell=tell, said=said, **given))
+        return self._loop.start(self._answered(question, tell=tell, said=said, **given))
+
+    @property
+    def _loop(self) -> LoopThread:
+        if self._closed:
+            raise ValueError("This orchestrator is closed: open its policy again with Orchestrator.load.")
+        return self._opened.loop
 
     def posed(self, question: str, wish: str | None = None, said: Surroundings = ALONE) -> Task:
         """Return the task of a question, and check the words and tools that come with it.

@@ -107,6 +107,17 @@ def test_a_folder_is_opened_once_and_an_unknown_policy_or_world_is_refused(run: 
         Orchestrator.load("baseline:do_nothing", "sed=3", f"output_dir={tmp_path}")
 
 
+@pytest.mark.filterwarnings("error")
+async def test_a_closed_orchestrator_says_so(tmp_path: Path):
+    closed = await asyncio.to_thread(Orchestrator.load, "baseline:do_nothing", f"output_dir={tmp_path}")
+    await asyncio.to_thread(closed.close)
+    for asked in (closed.ask, lambda question: list(closed.stream(question))):
+        with pytest.raises(ValueError, match=r"^This orchestrator is closed: open its policy again with Orchestrator"):
+            asked("What is 7 * 8?")
+    with pytest.raises(ValueError, match=r"^This orchestrator is closed"):
+        await closed.aask("What is 7 * 8?")
+
+
 def test_an_own_token_beyond_the_limit_is_not_sampled(run: Path, tmp_path: Path):
     prices = ["pricing.orchestrator_input=1000", "pricing.orchestrator_output=10000"]  # a prompt is 5 cents, a word 1
     with Orchestrator.load(run, *prices, f"output_dir={tmp_path}") as orchestrator:
