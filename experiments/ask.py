@@ -8,7 +8,7 @@ python experiments/ask.py outputs/gsm8k "How many days have seven weeks?" budget
 
 import sys
 
-from orchestra_jax.config.help import Parser
+from orchestra_jax.config.help import Parser, number
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -20,8 +20,8 @@ def main(arguments: list[str] | None = None) -> None:
         "settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of docs/keys.md; they win"
     )
     parser.add_argument("--wish", help="cheap, fast, best, or a sentence (default: nothing is said)")
-    parser.add_argument("--max-usd", type=float, help="most dollars of the answer")
-    parser.add_argument("--max-seconds", type=float, help="seconds after which it ends without an answer")
+    parser.add_argument("--max-usd", type=number(0), help="most dollars of the answer")
+    parser.add_argument("--max-seconds", type=number(0), help="seconds after which it ends without an answer")
     asked = parser.parse_intermixed_args(arguments)
     from orchestra_jax.serving.terminal import ask  # only now: --help answers at once
 

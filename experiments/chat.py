@@ -4,7 +4,7 @@ python experiments/chat.py outputs/quickstart
 python experiments/chat.py outputs/gsm8k --wish cheap --max-usd 0.05
 """
 
-from orchestra_jax.config.help import Parser
+from orchestra_jax.config.help import Parser, number
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -15,8 +15,8 @@ def main(arguments: list[str] | None = None) -> None:
         "settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of docs/keys.md; they win"
     )
     parser.add_argument("--wish", help="cheap, fast, best, or a sentence (default: nothing is said)")
-    parser.add_argument("--max-usd", type=float, help="most dollars of each answer")
-    parser.add_argument("--max-seconds", type=float, help="seconds after which an answer is given up")
+    parser.add_argument("--max-usd", type=number(0), help="most dollars of each answer")
+    parser.add_argument("--max-seconds", type=number(0), help="seconds after which an answer is given up")
     asked = parser.parse_intermixed_args(arguments)
     from orchestra_jax.serving.terminal import chat  # only now: --help answers at once
 

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from orchestra_jax.config.help import Parser
+from orchestra_jax.config.help import Parser, number
 from orchestra_jax.io.shipped import CONF
 from orchestra_jax.money import price_files
 
@@ -52,11 +52,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--writer", required=True, nargs="+", help="who writes: the first that is not the subject")
     parser.add_argument("--only", nargs="+", help="experts to describe (default: all)")
     parser.add_argument("--prices", default=str(CONF / "pricing/paper_train.yaml"), help="the price list in force")
-    parser.add_argument("--count", type=int, default=10, help="tasks, families in turns (default 10)")
+    parser.add_argument("--count", type=number(1, kind=int), default=10, help="tasks, families in turns (default 10)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the tasks")
-    parser.add_argument("--max-usd", type=float, default=1.0, help="stop before more is spent (default 1)")
+    parser.add_argument("--max-usd", type=number(0), default=1.0, help="stop before more is spent (default 1)")
     parser.add_argument("--dry-run", action="store_true", help="only tell what it will cost")
     asked = parser.parse_args(arguments)
+    if asked.file.is_dir():
+        parser.error(f"{str(asked.file)!r} is a folder: name the file of descriptions in it")
     from orchestra_jax.types import ReplayMiss  # only now: as above
 
     try:

@@ -8,6 +8,7 @@ python experiments/index.py wiki.jsonl indices/wiki --url https://api.openai.com
 
 import asyncio
 from argparse import Namespace
+from pathlib import Path
 
 from orchestra_jax.config.help import Parser
 from orchestra_jax.types import InfrastructureError
@@ -22,6 +23,7 @@ async def build(options: Namespace) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as bars:
         if options.kind == "bm25":
+            local.refuse_folder(Path(options.directory))  # before an hour of reading
             passages = list(bars.track(local.read_passages(options.passages), description="read", total=None))
             local.save_index(bm25.LocalIndex.build(passages), options.directory)
             return len(passages)
@@ -54,6 +56,8 @@ def main() -> None:
     try:
         print(f"{asyncio.run(build(options))} passages in {options.directory}")
     except (OSError, ValueError, ImportError, InfrastructureError) as error:
+        if isinstance(error, OSError) and error.strerror:  # of the system's own errors
+            parser.exit(2, f"{error.filename!r} cannot be read or written ({error.strerror}): name another.\n")
         parser.exit(2, f"{error}\n")
 
 

@@ -10,7 +10,7 @@ python experiments/prepare.py paper data --only retrieval_index --index eval --e
 
 from pathlib import Path
 
-from orchestra_jax.config.help import Parser
+from orchestra_jax.config.help import Parser, number
 
 
 def main() -> None:
@@ -21,14 +21,16 @@ def main() -> None:
     parser.add_argument("--from", dest="given", type=Path, help="a folder of copies, by part or repository name")
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="some parts (default: all)")
     parser.add_argument("--limit", type=int, help="at most so many rows of a part or requests of preferences")
-    parser.add_argument("--pass-rate", type=float, nargs=2, metavar=("LOW", "HIGH"), help="keep questions within")
+    parser.add_argument("--pass-rate", type=number(0, 1), nargs=2, metavar=("LOW", "HIGH"), help="keep those within")
     parser.add_argument("--passed", type=Path, help="a run's trajectories that tell the pass rates")
     parser.add_argument("--index", help="the pair of files, where the source has several")
     parser.add_argument("--embedder-url", help="check the index with this server of its embedding model")
     parser.add_argument("--experts", type=Path, help="YAML of models: they write preferences and descriptions too")
     parser.add_argument("--writer", default="gpt-5", help="of them: writes (default gpt-5)")
     parser.add_argument("--checker", default="gpt-5-mini", help="of them: reads preferences, describes the writer")
-    parser.add_argument("--max-usd", type=float, default=10.0, help="most dollars for what models write (default 10)")
+    parser.add_argument(
+        "--max-usd", type=number(0), default=10.0, help="most dollars of models that write (default 10)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only tell sources, sizes, licences and dollars")
     asked = parser.parse_args()
     from orchestra_jax.preparation import paper, written  # only now: --help answers at once
@@ -46,6 +48,8 @@ def main() -> None:
         parser.error("--passed tells pass rates: say with --pass-rate LOW HIGH which ones to keep")
     if asked.limit is not None and asked.limit < 1:
         parser.error(f"--limit {asked.limit} must be at least 1")
+    if asked.pass_rate and asked.pass_rate[0] > asked.pass_rate[1]:
+        parser.error("--pass-rate LOW HIGH keeps nothing where LOW is above HIGH: swap them")
     if asked.given is not None and not asked.given.is_dir():
         parser.error(f"--from {asked.given} is no folder")
     parts = [part for part in paper.PARTS if part.name in (asked.only or paper.NAMES)]

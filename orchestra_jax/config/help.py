@@ -1,9 +1,10 @@
 """Print the help of a command. It is its script's docstring: one sentence, an empty line, then one example per line."""
 
 import argparse
+import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +29,23 @@ def print_help(about: str | None, flags: Mapping[str, str]) -> None:
     print("Flags:")
     for name, text in (*flags.items(), *_OF_HYDRA):
         print(f"  {name:14}{text}")
+
+
+def number(low: float, high: float = math.inf, kind: type = float) -> Callable[[str], Any]:
+    """Return the `type` of a flag whose value is a number from `low` to `high`; nan and infinity are none."""
+    noun = "a whole number" if kind is int else "a number"
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {noun}, not {text!r}") from None
+        if not (low <= value <= high and math.isfinite(value)):
+            bounds = f">= {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"must be {noun} {bounds}, not {text!r}")
+        return value
+
+    return read
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,6 +77,8 @@ class Parser(argparse.ArgumentParser):
             return f"{found[1].replace(', ', ' and ')} must be given: --help shows how, with examples."
         if found := re.fullmatch(r"argument (\S+): invalid (int|float) value: (.*)", said, re.DOTALL):
             return f"{found[1]} must be a {'whole ' * (found[2] == 'int')}number, not {found[3]}."
+        if found := re.fullmatch(r"argument (\S+): (must be .*)", said, re.DOTALL):
+            return f"{found[1]} {found[2]}."
         if found := re.fullmatch(r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)", said, re.DOTALL):
             known = found[3].replace("'", "")
             return f"{found[1]} cannot be {found[2]}: write {'one of ' * (',' in known)}{known}."
@@ -76,6 +96,8 @@ class Parser(argparse.ArgumentParser):
         if word is None:
             return f"{words[0]!r} is a word too many: put quotes around texts, and write flags after everything else."
         name, _, value = word.partition("=")
+        if name == "--dry-run" and Path(sys.argv[0]).stem == "train":
+            return "There is no flag '--dry-run' here: experiments/plan.py tells what the same settings need and cost."
         key = name.lstrip("-").replace("-", "_")
         if near := get_close_matches(name, [*self._flags, *self._option_string_actions], 1, 0.75):
             return f"There is no flag {name!r}: did you mean {near[0]}?"

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.io import hub
 from orchestra_jax.io.whole import whole_folder, write_whole
 from orchestra_jax.preparation import questions, toolscale
@@ -87,15 +88,21 @@ def prepare(
     A part that was made of the same source under the same choices is kept. A killed preparation leaves whole parts
     only, and the same call goes on with the others.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     problems = list[str]()
-    with alone_in(folder):
-        for part, copy in sources(parts, given):
-            try:
-                _prepare(part, folder, copy if copy is not None else _fetched(part), wanted, say)
-            except (OSError, ValueError, ImportError) as error:
-                problems.append(f"{part.name}: {error}")
-                say(f"{part.name} was not made: {error}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone_in(folder):
+            _account(folder)  # a damaged one is told before anything is fetched
+            for part, copy in sources(parts, given):
+                try:
+                    _prepare(part, folder, copy if copy is not None else _fetched(part), wanted, say)
+                except (OSError, ValueError, ImportError) as error:
+                    problems.append(f"{part.name}: {error}")
+                    say(f"{part.name} was not made: {error}")
+    except OSError as error:
+        problems.append(f"the folder {str(folder)!r} cannot be written ({error.strerror}): name another.")
+    except ConfigError as error:
+        problems.append(str(error))
     return problems
 
 
@@ -160,8 +167,12 @@ def _account(folder: Path) -> dict[str, Any]:
     path = folder / ACCOUNT
     if not path.is_file():
         return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{str(path)!r}, the account of what was made, cannot be read: name another folder.")
     return found
 
 

@@ -20,6 +20,7 @@ from orchestra_jax.data.sources import load_tasks
 from orchestra_jax.envs.toolscale import domains, tasks
 from orchestra_jax.preparation import paper
 from orchestra_jax.preparation.made import Wanted
+from orchestra_jax.processes.lock import alone_in
 from tests.composed import composed
 from tests.envs.toolscale import library
 from tests.tools.http_stub import EmbeddingStub, serving, word_vector
@@ -285,6 +286,20 @@ def test_a_killed_preparation_goes_on_and_gives_the_same_files(
     assert contents(killed) == contents(tmp_path / "whole")
     accounts = [json.loads((folder / paper.ACCOUNT).read_text()) for folder in (killed, tmp_path / "whole")]
     assert accounts[0] == accounts[1]
+
+
+def test_a_folder_that_cannot_be_prepared_in_is_one_sentence(copies: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert paper.prepare(paper.PARTS, tmp_path / "file", copies, Wanted()) == [
+        f"the folder '{tmp_path / 'file'}' cannot be written (File exists): name another."
+    ]
+    (tmp_path / paper.ACCOUNT).write_text("[1")
+    (said,) = paper.prepare(paper.PARTS, tmp_path, copies, Wanted())
+    assert said.endswith(", the account of what was made, cannot be read: name another folder.")
+    (tmp_path / paper.ACCOUNT).unlink()
+    with alone_in(tmp_path):
+        (said,) = paper.prepare(paper.PARTS, tmp_path, copies, Wanted())
+    assert said.startswith("Another run is at work")
 
 
 def test_the_command_tells_sizes_and_licences_first(copies: Path, tmp_path: Path, monkeypatch, capsys) -> None:

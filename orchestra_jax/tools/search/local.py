@@ -64,16 +64,22 @@ def save_index(index: LocalIndex, directory: str | Path) -> None:
     """Write an index and its passages as the folder `directory`, in place of one that was saved there before.
 
     Raises:
-        ValueError: the folder holds something else.
+        ValueError: see `refuse_folder`.
     """
-    path = Path(directory)
-    if path.is_dir() and any(path.iterdir()) and not (path / _PARAMETERS).is_file():
-        raise ValueError(f"{str(path)!r} is a folder with other files; choose another for the local index.")
+    refuse_folder(path := Path(directory))
     with whole_folder(path.absolute(), overwrite=True) as partial:
         index.scorer.save(str(partial), show_progress=False)
         with (partial / _PASSAGES).open("w", encoding="utf-8") as file:
             for passage in index.passages:
                 file.write(json.dumps({"title": passage.title, "text": passage.text}) + "\n")
+
+
+def refuse_folder(path: Path) -> None:
+    """Raise ValueError if an index cannot be saved as this folder, which holds something else or is a file."""
+    if path.is_file():
+        raise ValueError(f"{str(path)!r} is a file; name a folder for the local index.")
+    if path.is_dir() and any(path.iterdir()) and not (path / _PARAMETERS).is_file():
+        raise ValueError(f"{str(path)!r} is a folder with other files; choose another for the local index.")
 
 
 def load_index(directory: str | Path) -> LocalIndex:

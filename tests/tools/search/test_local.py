@@ -77,6 +77,8 @@ def test_saving_again_replaces_and_never_mixes(index: LocalIndex, tmp_path: Path
     assert not (tmp_path / "index" / "junk").exists()
     with pytest.raises(ValueError, match="is a folder with other files"):
         save_index(index, tmp_path)
+    with pytest.raises(ValueError, match=r"params.index.json' is a file; name a folder for the local index."):
+        save_index(index, tmp_path / "index" / "params.index.json")
 
 
 async def test_handler(index: LocalIndex):
