@@ -20,10 +20,11 @@ import openai
 from serve import InThread
 from short import parse
 
+from orchestra_jax.config.served_path import FILE
 from orchestra_jax.envs.base import Baseline
 from orchestra_jax.envs.quickstart.facts import CATALOGUE
 from orchestra_jax.envs.quickstart.world import QuickstartWorld
-from orchestra_jax.serving.database import FILE, opened
+from orchestra_jax.serving.database import opened
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.server import ChatServer, ServerLimits

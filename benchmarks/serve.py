@@ -29,9 +29,10 @@ from rich.console import Console
 from rich.table import Table
 from short import keep, parse
 
+from orchestra_jax.config.served_path import FILE
 from orchestra_jax.envs.base import Baseline
 from orchestra_jax.io.http_server import HttpServer
-from orchestra_jax.serving.database import FILE, opened
+from orchestra_jax.serving.database import opened
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.server import ChatServer, ServerLimits

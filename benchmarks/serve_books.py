@@ -28,9 +28,10 @@ from serve import MODEL, InThread, ask
 from short import parse
 from sqlalchemy import text
 
+from orchestra_jax.config.served_path import FILE
 from orchestra_jax.envs.base import Baseline
 from orchestra_jax.money.run_prices import load_prices
-from orchestra_jax.serving.database import FILE, ServerDatabase, dollars, opened, pico
+from orchestra_jax.serving.database import ServerDatabase, dollars, opened, pico
 from orchestra_jax.serving.opened import open_policy
 from orchestra_jax.serving.orchestrator import Orchestrator
 from orchestra_jax.serving.server import ChatServer, ServerLimits

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def main(config: "DictConfig") -> None:
     """Evaluate with the composed config."""
     from orchestra_jax.config import cli, from_run
-    from orchestra_jax.config.missing_policy import missing_to_evaluate
+    from orchestra_jax.config.missing_policy import missing_to_evaluate, not_on_hub
     from orchestra_jax.config.record import Start
     from orchestra_jax.envs.registry import environment_class
 
@@ -35,9 +35,11 @@ def main(config: "DictConfig") -> None:
             dry_run_evaluation(cfg)
         return
     start = Start.of(config)
-    cli.require(
-        cfg, "evaluate", start, lambda: [*missing_to_evaluate(cfg), *environment_class(cfg).problems(cfg)], "evaluation"
-    )
+
+    def lacking() -> list[str]:
+        return [*missing_to_evaluate(cfg), *not_on_hub(cfg.policy), *environment_class(cfg).problems(cfg)]
+
+    cli.require(cfg, "evaluate", start, lacking, "evaluation")
     from orchestra_jax.training.evaluate import evaluate  # only now: a mistake needs no JAX
 
     evaluate(cfg, start)

@@ -21,12 +21,18 @@ def main(config: "DictConfig") -> None:
     from orchestra_jax.config import cli
     from orchestra_jax.config.missing_policy import missing_to_ask
     from orchestra_jax.config.record import Start
+    from orchestra_jax.evaluation.results.judge_agreement import measure, read_sample
 
     cfg = cli.configure(config)
     sample = cfg.evaluation.judge_sample
-    cli.require(cfg, "judge", Start.of(config), lambda: missing_to_ask(cfg, sample), "evaluation")
+
+    def lacking() -> list[str]:
+        if not (found := missing_to_ask(cfg, sample)):
+            read_sample(sample)  # raises what `require` tells
+        return found
+
+    cli.require(cfg, "judge", Start.of(config), lacking, "evaluation")
     # Only now: a mistake needs no JAX.
-    from orchestra_jax.evaluation.results.judge_agreement import measure
     from orchestra_jax.training.evaluate import FOLDER
     from orchestra_jax.training.main import exit_status
 

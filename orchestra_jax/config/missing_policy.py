@@ -7,6 +7,7 @@ from orchestra_jax.config.choices import EngineName
 from orchestra_jax.config.missing import is_there, missing_inputs
 from orchestra_jax.config.ranges import shown
 from orchestra_jax.config.schema import POLICY_FOLDER, WorldConfig
+from orchestra_jax.io import hub
 
 NOT_OURS = ("http://", "https://", "baseline:")  # a policy that begins so is sampled by no engine of ours
 
@@ -22,6 +23,14 @@ def missing_to_evaluate(config: WorldConfig) -> list[str]:
     path = config.model.path if config.policy is None else None
     model = replace(config.model, path=path, tokenizer=words, random_init=True)
     return missing_inputs(replace(config, model=model, rollout=replace(config.rollout, engine=engine)))
+
+
+def not_on_hub(policy: str | None) -> list[str]:
+    """Ask the hub for a policy that is named by an id; return a list with the sentence if it cannot be had."""
+    if policy is None or policy.startswith(NOT_OURS) or not hub.is_id(policy):
+        return []
+    problem = hub.problem("policy", policy, "model", hub.SMALL)
+    return [] if problem is None else [problem]
 
 
 def missing_to_ask(config: WorldConfig, sample: str | None = None) -> list[str]:

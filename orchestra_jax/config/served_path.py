@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestra_jax.config.flags import PATH
 
+FILE = "served.db"  # the database in a server's folder, where no address is given
 _OF_A_TABLE, _OF_A_SERVER = "+experiment=my_logs", "+experiment=kept"
 
 

@@ -30,7 +30,6 @@ from orchestra_jax.config.schema import ConfigError
 
 T = TypeVar("T")
 _Waiting = tuple[Callable[[Connection], Any], "Future[Any]"]
-FILE = "served.db"  # of the folder, where no address is given
 PICO = 10**12  # dollars are kept in whole parts of this size, so that sums are exact
 _BUSY_S = 60.0  # for which a write waits for those of other processes
 _CONNECT_S = 10  # for PostgreSQL to answer

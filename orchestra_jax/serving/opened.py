@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import hydra
 from omegaconf.errors import OmegaConfBaseException
@@ -14,23 +14,20 @@ from omegaconf.errors import OmegaConfBaseException
 from orchestra_jax.config import checks, cli, errors, from_run
 from orchestra_jax.config.choices import ReplayMode
 from orchestra_jax.config.flags import Flag, as_settings
-from orchestra_jax.config.missing_policy import missing_to_evaluate
+from orchestra_jax.config.missing_policy import missing_to_evaluate, not_on_hub
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.engines.base import Engine
 from orchestra_jax.envs.base import Baseline, Environment
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money.run_budget import RunBudget
-from orchestra_jax.processes import Processes
-from orchestra_jax.processes.lock import alone_in
-from orchestra_jax.rollout.chat import ChatFormat, make_chat
-from orchestra_jax.rollout.messages import MessageEngine
-from orchestra_jax.tools.base import unreachable
-from orchestra_jax.training.build import keep_compiled, preflight
-from orchestra_jax.training.evaluate import engine_of
-from orchestra_jax.training.subject import Subject, subject_of
 from orchestra_jax.types import Task
+
+if TYPE_CHECKING:  # these import JAX, and a mistake needs none
+    from orchestra_jax.engines.base import Engine
+    from orchestra_jax.money.run_budget import RunBudget
+    from orchestra_jax.rollout.chat import ChatFormat
+    from orchestra_jax.rollout.messages import MessageEngine
+    from orchestra_jax.training.subject import Subject
 
 FOLDER = "serving"  # of the run's folder
 _POLICY = Flag("--policy", "policy", "", "POLICY", quoted=True)
@@ -65,12 +62,12 @@ class OpenPolicy:
         money: budget of all questions in this folder, those of earlier starts included.
     """
 
-    subject: Subject
+    subject: "Subject"
     environment: Environment
-    chat: ChatFormat | None
+    chat: "ChatFormat | None"
     engine: "Engine | MessageEngine | Baseline"
     loop: LoopThread
-    money: RunBudget
+    money: "RunBudget"
     folder: Path
     parts: contextlib.ExitStack
 
@@ -89,8 +86,19 @@ def open_policy(policy: str | Path, settings: Sequence[str] = (), *, alone: bool
     Raises:
         ConfigError: it cannot be opened, or another process has opened it; one sentence per problem.
     """
+    return open_checked(checked_settings(policy, settings), alone=alone)
+
+
+def open_checked(settings: Any, *, alone: bool = True) -> OpenPolicy:
+    """Open the policy of `checked_settings`; `alone` and ConfigError as in `open_policy`."""
+    from orchestra_jax.money.run_budget import RunBudget  # only now: a mistake needs no JAX
+    from orchestra_jax.processes import Processes
+    from orchestra_jax.processes.lock import alone_in
+    from orchestra_jax.rollout.chat import make_chat
+    from orchestra_jax.training.evaluate import engine_of
+
     with contextlib.ExitStack() as parts, contextlib.redirect_stdout(sys.stderr):
-        subject = _checked(policy, settings)
+        subject = _subject(settings)
         cfg = subject.cfg
         folder = Path(cfg.output_dir) / FOLDER
         try:
@@ -142,11 +150,26 @@ def settings_in_force(policy: str | Path, settings: Sequence[str]) -> Any:
     return cfg
 
 
-def _checked(policy: str | Path, settings: Sequence[str]) -> Subject:
+def checked_settings(policy: str | Path, settings: Sequence[str]) -> Any:
+    """Return `settings_in_force` after every check that needs no JAX.
+
+    Raises:
+        ConfigError: one of them is wrong, or something is not there; one sentence per problem.
+    """
+    with contextlib.redirect_stdout(sys.stderr):
+        cfg = settings_in_force(policy, settings)
+        found = [*missing_to_evaluate(cfg), *not_on_hub(cfg.policy), *environment_class(cfg).problems(cfg)]
+        if found:
+            raise ConfigError("\n".join(dict.fromkeys(found)))
+    return cfg
+
+
+def _subject(cfg: Any) -> "Subject":
     """Return the policy with its settings, after checks that everything it needs is there."""
-    cfg = settings_in_force(policy, settings)
-    if found := [*missing_to_evaluate(cfg), *environment_class(cfg).problems(cfg)]:
-        raise ConfigError("\n".join(dict.fromkeys(found)))
+    from orchestra_jax.tools.base import unreachable  # only now: a mistake needs no JAX
+    from orchestra_jax.training.build import keep_compiled, preflight
+    from orchestra_jax.training.subject import subject_of
+
     subject = subject_of(cfg)
     asks = subject.url is not None and cfg.replay.mode is not ReplayMode.replay
     if asks and (found := unreachable(subject.name, subject.url, "policy=")):

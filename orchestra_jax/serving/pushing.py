@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestra_jax.config.exit_status import USAGE_ERROR
 from orchestra_jax.config.schema import POLICY_FOLDER, ConfigError, WorldConfig
@@ -12,14 +13,10 @@ from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.io import hub
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.whole import write_whole
-from orchestra_jax.models import checkpoint
-from orchestra_jax.models.lora import adapter_base, load_peft
-from orchestra_jax.rollout.chat import make_chat
-from orchestra_jax.serving.card import MARK, card
 from orchestra_jax.serving.opened import settings_in_force
-from orchestra_jax.training.adapters import merged
-from orchestra_jax.training.build import make_policy
-from orchestra_jax.training.subject import Subject, subject_of
+
+if TYPE_CHECKING:
+    from orchestra_jax.training.subject import Subject
 
 _CARD, _ADAPTERS, _MERGED = "README.md", "adapter_config.json", "merged"
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", _CARD)
@@ -56,6 +53,10 @@ def _written(run: Path, name: str, licence: str | None, *, merge: bool) -> Path:
         raise ConfigError(f"{str(run)!r} has no folder {POLICY_FOLDER}: name the folder of a run that has ended.")
     if not hub.is_name(name):
         raise ConfigError(f"{name!r} is no id of the hub: write ORGANISATION/NAME.")
+    from orchestra_jax.models.lora import adapter_base  # only now: a mistake needs no JAX
+    from orchestra_jax.serving.card import MARK, card
+    from orchestra_jax.training.subject import subject_of
+
     with contextlib.redirect_stdout(sys.stderr):
         cfg = settings_in_force(str(run), [])
         adapted = (folder / _ADAPTERS).is_file()
@@ -89,8 +90,14 @@ def _world(cfg: WorldConfig) -> Iterator[Environment]:
             loop.run(environment.close())
 
 
-def _merge(subject: Subject, run: Path) -> Path:
+def _merge(subject: "Subject", run: Path) -> Path:
     """Write the adapters and their base as one model; return its folder."""
+    from orchestra_jax.models import checkpoint
+    from orchestra_jax.models.lora import load_peft
+    from orchestra_jax.rollout.chat import make_chat
+    from orchestra_jax.training.adapters import merged
+    from orchestra_jax.training.build import make_policy
+
     assert subject.adapters is not None
     chat, folder = make_chat(subject.cfg), run / _MERGED
     model, params = make_policy(subject.cfg, chat)

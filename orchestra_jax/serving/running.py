@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.exit_status import INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.serving import wire
+from orchestra_jax.config.served_path import FILE
 from orchestra_jax.serving.answers import tell
-from orchestra_jax.serving.following import Follower
-from orchestra_jax.serving.opened import open_policy
-from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.serving.opened import FOLDER, checked_settings, open_checked
 from orchestra_jax.training.stopping import end_now, handling
 
 if TYPE_CHECKING:
@@ -50,25 +48,35 @@ def serve(
     """
     try:
         with handling(end_now), contextlib.ExitStack() as parts:
+            listening = parts.enter_context(_listening(host, port))
+            # What is wrong is told before a policy is loaded, which may take minutes; a wrong path before JAX is.
+            checked = checked_settings(policy, settings)
             try:
+                from orchestra_jax.serving import wire
                 from orchestra_jax.serving.canary import Canary, check_canary
-                from orchestra_jax.serving.database import FILE, opened
+                from orchestra_jax.serving.database import opened
+                from orchestra_jax.serving.following import Follower
                 from orchestra_jax.serving.key_file import KeyFile, read_key_file
+                from orchestra_jax.serving.orchestrator import Orchestrator
                 from orchestra_jax.serving.server import ChatServer, ServerLimits
             except ImportError as error:
                 raise ConfigError(
                     f"The server needs the package {error.name}: pip install 'orchestra-jax[serve]'."
                 ) from error
-            listening = parts.enter_context(_listening(host, port))
-            # What is wrong with these is told before a policy is loaded, which may take minutes.
             hosts = _LOOPBACK if host in _LOOPBACK else ("*",)
             allowed = ServerLimits(**limits, key=os.environ.get(KEY) or None, hosts=hosts)
             check_canary(canary, follow)
             if keys is not None:
                 read_key_file(Path(keys))
-            orchestrator = parts.enter_context(Orchestrator(open_policy(policy, settings, alone=False)))
+            place = address or Path(checked.output_dir, FOLDER, FILE)
+            if host not in _LOOPBACK and not (allowed.key or keys or _has_keys(place)):
+                raise ConfigError(
+                    f"Others can reach {host}: make a key (orchestra-jax served {policy} add-key NAME), or set the "
+                    f"environment variable {KEY} to a key that they must send."
+                )
+            orchestrator = parts.enter_context(Orchestrator(open_checked(checked, alone=False)))
             divided = None if canary is None else Canary(orchestrator, canary)
-            database = parts.enter_context(opened(address or orchestrator.folder / FILE))
+            database = parts.enter_context(opened(place))
             parts.callback(orchestrator.close)  # its requests end before the database closes; twice is harmless
             if divided is not None:
                 parts.callback(divided.close)
@@ -77,11 +85,6 @@ def serve(
             body = min(wire.MOST_BYTES, (64 << 10) + 16 * orchestrator.max_length)
             allowed = replace(allowed, under_way=2 * orchestrator.slots, body=body)
             server = ChatServer(orchestrator, database, allowed, divided)
-            if host not in _LOOPBACK and not server.keys.read().known:
-                raise ConfigError(
-                    f"Others can reach {host}: make a key (orchestra-jax served {policy} add-key NAME), or set the "
-                    f"environment variable {KEY} to a key that they must send."
-                )
             follower = None if follow is None else Follower(divided or orchestrator, Path(follow))
             beside = [each.follow() for each in (follower, key_file) if each is not None]
             asyncio.run(_served(server, listening, host, beside))
@@ -92,6 +95,17 @@ def serve(
         return USAGE_ERROR
     tell("Ended; everything is closed.")
     return 0
+
+
+def _has_keys(place: str | Path) -> bool:
+    """Return whether keys are in force in a database, which is not made here."""
+    from orchestra_jax.serving.database import opened
+    from orchestra_jax.serving.keys import KeyRing
+
+    if isinstance(place, Path) and not place.is_file():
+        return False
+    with opened(place) as database:
+        return bool(KeyRing(database, None).read().known)
 
 
 def _listening(host: str, port: int) -> socket.socket:

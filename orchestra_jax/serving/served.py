@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from orchestra_jax.config.exit_status import HALTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
+from orchestra_jax.config.served_path import FILE
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving.opened import FOLDER
 
@@ -21,15 +22,17 @@ if TYPE_CHECKING:
 
 def run(asked: argparse.Namespace) -> int:
     """Do a command; return the status to exit with. What a user can mend is one sentence."""
+    file = Path(asked.folder) / FOLDER / FILE
+    if asked.database is None and asked.command != "add-key" and not file.is_file():
+        return _told(f"There is no {str(file)!r}: name the output_dir of a server, or --database.")
     try:
         from orchestra_jax.serving import feedback, keys, report
-        from orchestra_jax.serving.database import FILE, opened
+        from orchestra_jax.serving.database import opened
     except ImportError as error:
         return _told(f"This needs the package {error.name}: pip install 'orchestra-jax[serve]'.")
-    file = Path(asked.folder) / FOLDER / FILE
     try:
-        if asked.database is None and asked.command != "add-key" and not file.is_file():
-            raise ConfigError(f"There is no {str(file)!r}: name the output_dir of a server, or --database.")
+        if asked.command == "add-key":
+            keys.limits(asked.usd_per_day, asked.per_minute)  # a wrong limit leaves no new database
         new = asked.database is None and not file.is_file()
         if asked.database is None:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -3,17 +3,20 @@
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestra_jax.config.exit_status import HALTED, INTERRUPTED, USAGE_ERROR
 from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.envs.base import Message
 from orchestra_jax.money.budgets import BudgetExceeded
 from orchestra_jax.serving.answers import Answer, CallStep, tell, told
-from orchestra_jax.serving.orchestrator import Orchestrator
+from orchestra_jax.serving.opened import checked_settings, open_checked
 from orchestra_jax.tools.entries import OUT_OF_BUDGET
 from orchestra_jax.training.stopping import end_now, handling
 from orchestra_jax.types import OutOfTime, ReplayMiss
+
+if TYPE_CHECKING:
+    from orchestra_jax.serving.orchestrator import Orchestrator
 
 _NO_ANSWER = 1
 _HELP = "Lines: a question; /wish WORDS (nothing: no wish); /new forgets the conversation; Ctrl-D ends."
@@ -22,7 +25,7 @@ _HELP = "Lines: a question; /wish WORDS (nothing: no wish); /new forgets the con
 def ask(policy: str, settings: Sequence[str], question: str, limits: Mapping[str, Any]) -> int:
     """Print the answer to one question and a table of its calls; return the status to exit with."""
 
-    def work(orchestrator: Orchestrator) -> int:
+    def work(orchestrator: "Orchestrator") -> int:
         found = _streamed(orchestrator, question, limits)
         print(found.trace, file=sys.stderr)
         if _lacks_money(found):
@@ -35,8 +38,8 @@ def ask(policy: str, settings: Sequence[str], question: str, limits: Mapping[str
 def chat(policy: str, settings: Sequence[str], limits: Mapping[str, Any]) -> int:
     """Answer lines of standard input until it ends; return the status to exit with."""
 
-    def work(orchestrator: Orchestrator) -> int:
-        tell(f"{_HELP}\nWishes: {', '.join(orchestrator.wishes)}, or a sentence of your own.")
+    def work(orchestrator: "Orchestrator") -> int:
+        tell(f"{_HELP}\nWishes: {' or '.join([*orchestrator.wishes, 'a sentence of your own'])}.")
         history, wish, spent = list[Message](), limits["wish"], 0.0
         while (line := _read_line()) is not None:
             command, _, words = line.partition(" ")
@@ -61,11 +64,15 @@ def chat(policy: str, settings: Sequence[str], limits: Mapping[str, Any]) -> int
     return _opened(policy, settings, work)
 
 
-def _opened(policy: str, settings: Sequence[str], work: Callable[[Orchestrator], int]) -> int:
+def _opened(policy: str, settings: Sequence[str], work: "Callable[[Orchestrator], int]") -> int:
     """Do the work with an open policy; what a user can mend is one sentence."""
     try:
-        with handling(end_now), Orchestrator.load(policy, *settings) as orchestrator:
-            return work(orchestrator)
+        with handling(end_now):
+            checked = checked_settings(policy, settings)
+            from orchestra_jax.serving.orchestrator import Orchestrator  # only now: a mistake needs no JAX
+
+            with Orchestrator(open_checked(checked)) as orchestrator:
+                return work(orchestrator)
     except KeyboardInterrupt:
         tell("Stopped; everything is closed.")
         return INTERRUPTED
@@ -77,7 +84,7 @@ def _opened(policy: str, settings: Sequence[str], work: Callable[[Orchestrator],
         return USAGE_ERROR
 
 
-def _streamed(orchestrator: Orchestrator, question: str, options: Mapping[str, Any]) -> Answer:
+def _streamed(orchestrator: "Orchestrator", question: str, options: Mapping[str, Any]) -> Answer:
     """Tell each call as it comes, and print the answer, unless every call was refused for money."""
     for step in orchestrator.stream(question, **options):
         if isinstance(step, CallStep) and sys.stderr.isatty():

@@ -65,7 +65,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def forking() -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"PYTHONPATH": str(EXPERIMENTS.parent)}
+    environment = os.environ | {"PYTHONPATH": str(EXPERIMENTS.parent), "HF_HUB_OFFLINE": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", FORKING], env=environment, text=True, **pipes) as process:
         yield process
@@ -114,6 +114,19 @@ def test_help_all_names_every_group_of_settings():
         ("evaluate", ["+benchmark=database", "policy=baseline:golden", "env.options.worlds=[/nowhere]"], ""),
         ("synthesize", ["tools.experts_file=/x.yaml"], "tools.experts_file=/x.yaml is not there: set tools."),
         ("judge", ["--sample", "/x.jsonl"], "evaluation.judge_sample=/x.jsonl is not there: set evaluation."),
+        ("judge", [], "There is no sample: give --sample FILE"),
+        ("ask", ["/nowhere", "How?"], "policy=/nowhere is neither a checkpoint (config.json"),
+        ("ask", ["no/such", "How?"], "policy=no/such: there is no such folder, and the model no/such is neither"),
+        ("evaluate", ["policy=no/such"], "policy=no/such: there is no such folder, and the model no/such is neither"),
+        ("serve", ["/nowhere", "--port", "0"], "policy=/nowhere is neither a checkpoint (config.json"),
+        ("served", ["/nowhere", "keys"], "There is no '/nowhere/serving/served.db': name the output_dir of a server"),
+        ("push", ["/nowhere", "a/b"], "'/nowhere' has no folder policy: name the folder of a run that has ended."),
+        ("report", ["/nowhere"], "'/nowhere' has no evaluation: make one with experiments/evaluate.py."),
+        (
+            "train",
+            ["+experiment=my_logs", "path=log.csv"],
+            "The column 'cost' of log.csv is empty or missing for 19 of",
+        ),
         ("train", ["output_dir=file/run"], "The folder 'file/run' cannot be written (Not a directory): set output_dir"),
         ("train", ["output_dir=/proc/run"], "The folder '/proc/run' cannot be written (No such file or directory)"),
         ("evaluate", ["output_dir=file"], "The folder 'file' cannot be written (File exists): set output_dir to one"),
@@ -123,6 +136,11 @@ def test_a_wrong_path_is_found_before_jax_is_imported(
     tmp_path: Path, forking: subprocess.Popen[str], name: str, arguments: list[str], sentence: str
 ):
     (tmp_path / "file").write_text("")
+    rows = [
+        f"How much is {n} + 1?,{model},{n + 1},1,{cost}" for n in range(20) for model, cost in (("a", 1), ("b", ""))
+    ]
+    rows[1] += "0.2"
+    (tmp_path / "log.csv").write_text("\n".join(["question,model,output,correct,cost", *rows]) + "\n")
     command = [str(EXPERIMENTS / f"{name}.py"), *arguments]
     print(json.dumps([str(tmp_path), OBSERVED, command]), file=forking.stdin, flush=True)
     status = int(forking.stdout.readline())
@@ -158,6 +176,8 @@ def test_an_evaluation_needs_no_weights_of_the_configs_model(policy: str):
 
 
 @pytest.mark.parametrize(("line", "sentence"), {
+    "train --dry-run": "There is no flag '--dry-run' here: experiments/plan.py tells what the same settings need "
+    "and cost.",
     "train --seed=1": "There is no flag '--seed': write settings without dashes, seed=1; --help lists the flags.",
     "train --rate 1": "There is no flag '--rate': write settings without dashes, KEY=VALUE; --help lists the flags.",
     "train seed=1 -m steps=2": "'steps=2' is a word too many: put quotes around texts, and write flags after "
@@ -175,6 +195,14 @@ def test_an_evaluation_needs_no_weights_of_the_configs_model(policy: str):
     "index a b": "--kind flat needs --url, an embedding server's base; --kind bm25 needs none.",
     "prepare papers data": "what cannot be 'papers': write paper.",
     "prepare paper data --dry-run=1": "--dry-run takes no value: write it alone.",
+    "ask p q --max-usd -1": "--max-usd must be a number >= 0, not '-1'.",
+    "chat p --max-seconds nan": "--max-seconds must be a number >= 0, not 'nan'.",
+    "describe_tools t f --experts e --writer w --count -1": "--count must be a whole number >= 1, not '-1'.",
+    "describe_tools t f --experts e --writer w --max-usd inf": "--max-usd must be a number >= 0, not 'inf'.",
+    "describe_tools t . --experts e --writer w": "'.' is a folder: name the file of descriptions in it.",
+    "prepare paper data --max-usd=-5": "--max-usd must be a number >= 0, not '-5'.",
+    "prepare paper data --pass-rate .1 2": "--pass-rate must be a number from 0 to 1, not '2'.",
+    "prepare paper data --pass-rate .9 .1": "--pass-rate LOW HIGH keeps nothing where LOW is above HIGH: swap them.",
     "prepare paper data --pass-rate 1": "--pass-rate needs 2 values behind it.",
 }.items())  # fmt: skip
 def test_a_wrong_flag_is_one_sentence_with_the_fix(

@@ -44,7 +44,8 @@ async def test_a_recorded_world_answers_its_questions_by_their_words(tmp_path: P
 
         return Subject("random", cfg, baseline="cheapest_first")
 
-    monkeypatch.setattr("orchestra_jax.serving.opened._checked", checked)
+    monkeypatch.setattr("orchestra_jax.serving.opened.checked_settings", checked)
+    monkeypatch.setattr("orchestra_jax.serving.opened._subject", checked)
     with Orchestrator.load("random") as orchestrator:
         opened: OpenPolicy = orchestrator._opened
         orchestrator._opened = replace(opened, engine=Baseline("random", policy))

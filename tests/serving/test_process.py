@@ -18,7 +18,10 @@ pytest.importorskip("uvicorn", reason="needs the server's packages: pip install 
 import httpx
 import openai
 
-from orchestra_jax.serving.running import KEY, serve
+from orchestra_jax.config.served_path import FILE
+from orchestra_jax.serving.database import opened
+from orchestra_jax.serving.keys import add_key
+from orchestra_jax.serving.running import KEY, _has_keys, serve
 from tests.serving.made import ROOT, qa_settings
 
 ORACLE = "baseline:preference_oracle"
@@ -88,8 +91,16 @@ def test_what_cannot_be_served_is_one_sentence(
 ):
     monkeypatch.delenv(KEY, raising=False)
     limits = {"max_usd": None, "max_seconds": None}
-    assert serve(ORACLE, [], "0.0.0.0", 0, limits) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestra_jax.serving.running.open_checked", None)  # refused before the policy is loaded
+        assert serve(ORACLE, [f"output_dir={tmp_path / 'new'}"], "0.0.0.0", 0, limits) == 2
     assert f"set the environment variable {KEY}" in capfd.readouterr().err
+    assert not (tmp_path / "new").exists()
+    with opened(tmp_path / FILE) as database:
+        assert not _has_keys(tmp_path / FILE)
+        add_key(database, "anna", None, None)
+        assert _has_keys(tmp_path / FILE)
+        assert not _has_keys(tmp_path / "none.db")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -119,6 +130,6 @@ def test_what_cannot_be_served_is_one_sentence(
 def test_a_wrong_limit_is_refused_before_the_policy_is_loaded(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limits: dict, options: dict, sentence: str
 ):
-    monkeypatch.setattr("orchestra_jax.serving.running.open_policy", None)
+    monkeypatch.setattr("orchestra_jax.serving.running.open_checked", None)
     assert serve(ORACLE, [], "127.0.0.1", 0, limits, **options) == 2
     assert capfd.readouterr().err.startswith(sentence)

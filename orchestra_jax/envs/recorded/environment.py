@@ -8,6 +8,7 @@ are drawn by `tools.menu` and `tools.evaluation.menu`, prices by `pricing.random
 of `pricing.name`.
 """
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -15,24 +16,24 @@ from statistics import median
 
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, WorldConfig
+from orchestra_jax.config.schema import ConfigError, WorldConfig
 from orchestra_jax.data.pipeline import TaskIterator, task_iterator
 from orchestra_jax.data.preference_pairs import drawn_from
-from orchestra_jax.data.preferences import spoken_wishes
+from orchestra_jax.data.preferences import refuse_untrained, spoken_wishes
 from orchestra_jax.envs.base import Demonstrations, Environment, OwnChat, Script, initial_messages, said
 from orchestra_jax.envs.baselines import calling_scripts
 from orchestra_jax.envs.copying import copied_call
 from orchestra_jax.envs.recorded import router
-from orchestra_jax.envs.recorded.checks import cost_note, keep_trained, refuse_changed, refuse_missing_costs
+from orchestra_jax.envs.recorded.checks import cost_note, keep_trained
 from orchestra_jax.envs.recorded.choices import PricedExpert
 from orchestra_jax.envs.recorded.demonstrated import drawn, first_calls, most_asked, next_model, tools_shown
 from orchestra_jax.envs.recorded.duration import duration
 from orchestra_jax.envs.recorded.offer import CUT, PYTHON, SAME, catalogue_entries, cut, legend, mean_cost, menu
-from orchestra_jax.envs.recorded.options import EVALUATED, completed, next_step, options_of, options_problems
+from orchestra_jax.envs.recorded.options import EVALUATED, next_step, options_of, options_problems
 from orchestra_jax.envs.recorded.policies import baselines
 from orchestra_jax.envs.recorded.scoring import RecordedEpisode, marks, references, refuted
-from orchestra_jax.envs.recorded.table import SPLITS, Evidence, Recording, evidence_of, read_answer, with_latencies
-from orchestra_jax.envs.recorded.tables import NEW, read_table, splits_of, with_new_questions
+from orchestra_jax.envs.recorded.table import Evidence, evidence_of, read_answer, with_latencies
+from orchestra_jax.envs.recorded.tables import NEW, Tables, read_table, tables_of, unseen_prices
 from orchestra_jax.envs.recorded.wishes import FAST, NONE, draw_wish, draw_words, make_wish, mind_seconds, wish_of
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book
@@ -70,42 +71,20 @@ class RecordedEnvironment(Environment):
     silent_baselines = True
 
     def __init__(self, cfg: WorldConfig) -> None:
-        if wrong := self.problems(cfg):
+        if wrong := self._wrong_settings(cfg):
             raise ConfigError("\n".join(wrong))
         self.rival = "best", next_step(cfg)
         self._preference, self._told = drawn_from(cfg.data.preferences_file), False
-        self.recording = read_table(options_of(cfg))
-        self._cfg, self._options = cfg, completed(options_of(cfg), self.recording)
+        tables = tables_of(cfg)
+        self.recording, self.splits, self._trained = tables.recording, tables.splits, tables.trained
+        self._cfg, self._options = cfg, tables.options
         self._timed = mind_seconds(self._options["wishes"])
-        self.splits = splits_of(self.recording, cfg.env.seed)
-        training = self.recording.of(self.splits["train"])
-        refuse_changed(cfg, training)
-        self.evidence = evidence_of(training)
+        self.evidence = evidence_of(tables.training)
         self._drawn = lru_cache(maxsize=4096)(partial(drawn, self.evidence))  # of the demonstrations under way
-        unseen = list(self._options["unseen"])
-        seen = [model for model in self.recording.models if model not in unseen]
-        if unknown := [model for model in unseen if model not in self.recording.models]:
-            raise ConfigError(f"env.options.unseen names {unknown[0]}; here are {', '.join(self.recording.models)}.")
-        if not seen:
-            raise ConfigError("env.options.unseen names every model, so that none is left for training.")
-        if self._options["test_path"] is not None:
-            learnt = (*self.splits["train"], *self.splits["validation"])
-            self.recording, self.splits[NEW] = with_new_questions(self.recording, self._options, learnt)
-            unseen = [model for model in unseen if model in self.recording.models]
         self._sandbox = _sandbox(cfg) if self._options["python"] else None
-        self._catalogues = self._offers(training, seen, unseen)
+        self._catalogues = self._offers(tables)
         rng = np.random.default_rng(cfg.seed)  # poses demonstrations and gate, in this order
-        longest, questions = self._options["longest"], self.recording.questions
-        self._trained = [n for n in self.splits["train"] if not longest or len(questions[n].question) <= longest]
-        if not self._trained:
-            raise ConfigError(f"env.options.longest={longest} leaves no question to train on: raise it.")
-        repeats, kinds = self._options["repeats"] or {}, {questions[n].family for n in self._trained}
-        if unknown := sorted(repeats.keys() - kinds):
-            here = ", ".join(sorted(kinds - {""})) or "not named"
-            raise ConfigError(
-                f"env.options.repeats names {unknown[0]}, and kinds here are {here}: set env.options.repeats=null, or "
-                "name one of these."
-            )
+        repeats, questions = self._options["repeats"] or {}, self.recording.questions
         self._repeated = [n for n in self._trained for _ in range(repeats.get(questions[n].family, 1))]
         ids, count = self._trained, cfg.warm_start.demonstrations
         shown = [self._pose_shown(ids[k % len(ids)], rng) for k in range(count)]
@@ -114,6 +93,16 @@ class RecordedEnvironment(Environment):
 
     @classmethod
     def problems(cls, cfg: WorldConfig) -> list[str]:
+        if not (found := cls._wrong_settings(cfg)):
+            try:
+                with contextlib.redirect_stdout(None):  # the environment tells what was read
+                    tables_of(cfg)
+            except ConfigError as error:
+                found.append(str(error))
+        return found
+
+    @classmethod
+    def _wrong_settings(cls, cfg: WorldConfig) -> list[str]:
         found = options_problems(cfg)
         if cfg.tools.menu.form != "separate" or cfg.tools.evaluated.menu.form != "separate":
             found.append("Recorded models are tools of their own: set tools.menu.form=separate.")
@@ -162,9 +151,7 @@ class RecordedEnvironment(Environment):
         Raises:
             ValueError: the table has no such question, or training had no such wish.
         """
-        if wish in spoken_wishes().keys() - self.wishes().keys():
-            known = ", ".join(self.wishes()) or "none"
-            raise ValueError(f"This policy was not trained on the wish {wish!r}; here are: {known}.")
+        refuse_untrained(wish, self.wishes())
         if (name := self._by_text.get(question.strip())) is None:
             raise ValueError(
                 f"The models of {self._options['path']} were never asked this: ask a question of the table, or give "
@@ -268,28 +255,18 @@ class RecordedEnvironment(Environment):
         ids = [name for split in splits for name in self.splits[split]]
         return tuple(ids[k] for k in np.random.default_rng(self._cfg.env.seed).permutation(len(ids)))
 
-    def _offers(self, training: Recording, seen: list[str], unseen: list[str]) -> dict[str, Catalogue]:
+    def _offers(self, tables: Tables) -> dict[str, Catalogue]:
         """Return the catalogues of training, evaluation and the two benchmarks of unseen models and prices."""
-        cfg, name = self._cfg, self._options["unseen_prices"]
+        cfg, training, seen = self._cfg, tables.training, tables.seen
         book, spread = price_book(cfg), cfg.pricing.randomise
         print(cost_note(self.recording, book.base), flush=True)
         base = with_latencies(book.base, training)
         lists = [with_latencies(prices, training) for prices in book.lists]
         books = {TRAIN: (PriceBook(base, lists, spread.low, spread.high), seen), EVAL: (PriceBook(base), seen)}
-        if unseen:
-            books[UNSEEN] = PriceBook(base), unseen
-        if name:
-            if name in (cfg.pricing.name, *spread.lists):
-                raise ConfigError(f"env.options.unseen_prices={name} is a list that training has: name another.")
-            pricing = replace(cfg.pricing, name=name, randomise=RandomPricesConfig())
-            other = with_latencies(price_book(replace(cfg, pricing=pricing)).base, training)
-            books[PRICES] = PriceBook(other), seen
-        parts = [("path", tuple(name for split in SPLITS for name in self.splits[split]))]
-        parts += [("test_path", self.splits[NEW])] if NEW in self.splits else []
-        tables = [(str(self._options[option]), self.recording.of(ids)) for option, ids in parts]
-        for book, models in books.values():
-            for file, table in tables:
-                refuse_missing_costs(table, book.base, models, file)
+        if tables.unseen:
+            books[UNSEEN] = PriceBook(base), tables.unseen
+        if (other := unseen_prices(cfg, self._options)) is not None:
+            books[PRICES] = PriceBook(with_latencies(other, training)), seen
         self._usual_usd = median(mean_cost(model, self.evidence[model], base) for model in seen)
         full, ends = self._options["observation"] == "full", [relay_entry()] if cfg.tools.relay else []
         return {

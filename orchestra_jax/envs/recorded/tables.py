@@ -1,18 +1,99 @@
 """The table that a policy learns from, and another one of the same form whose questions alone it is judged on."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from orchestra_jax.config.schema import ConfigError
-from orchestra_jax.envs.recorded.checks import doubts, refuse_names
+from orchestra_jax.config.schema import ConfigError, RandomPricesConfig, WorldConfig
+from orchestra_jax.envs.recorded.checks import doubts, refuse_changed, refuse_missing_costs, refuse_names
+from orchestra_jax.envs.recorded.options import completed, options_of
 from orchestra_jax.envs.recorded.readers import read_recording
-from orchestra_jax.envs.recorded.table import COLUMNS_OF_ANSWERS, Recording, plain
+from orchestra_jax.envs.recorded.table import COLUMNS_OF_ANSWERS, SPLITS, Recording, plain
+from orchestra_jax.money.price_book import price_book
+from orchestra_jax.money.prices import PriceList
 
 HELD_OUT = "validation", "test"  # splits that are not trained on
 NEW = "new"  # split of the questions of the other table
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What an environment plays with, as its settings and files say.
+
+    Attributes:
+        options: `env.options`, with a value for each "auto".
+        recording: questions of `path`, and of `test_path` beside them.
+        training: the training split of `path`.
+        splits: ids of the questions by split.
+        trained: ids of the questions that are trained on.
+        seen, unseen: models that menus of training offer, and those that none does.
+    """
+
+    options: dict[str, Any]
+    recording: Recording
+    training: Recording
+    splits: dict[str, tuple[str, ...]]
+    trained: list[str]
+    seen: list[str]
+    unseen: list[str]
+
+
+def tables_of(cfg: WorldConfig) -> Tables:
+    """Read the tables, and print what was read.
+
+    Raises:
+        ConfigError: one cannot be read, is too small, does not fit the settings, or lacks the cost of a model.
+    """
+    recording = read_table(options_of(cfg))
+    options, splits = completed(options_of(cfg), recording), splits_of(recording, cfg.env.seed)
+    training, unseen = recording.of(splits["train"]), list(options["unseen"])
+    refuse_changed(cfg, training)
+    seen = [model for model in recording.models if model not in unseen]
+    if unknown := [model for model in unseen if model not in recording.models]:
+        raise ConfigError(f"env.options.unseen names {unknown[0]}; here are {', '.join(recording.models)}.")
+    if not seen:
+        raise ConfigError("env.options.unseen names every model, so that none is left for training.")
+    trained = _trained(options, training)
+    parts = [("path", tuple(name for split in SPLITS for name in splits[split]))]
+    if options["test_path"] is not None:
+        recording, splits[NEW] = with_new_questions(recording, options, (*splits["train"], *splits["validation"]))
+        unseen = [model for model in unseen if model in recording.models]
+        parts.append(("test_path", splits[NEW]))
+    other = unseen_prices(cfg, options)
+    for prices, models in ((price_book(cfg).base, [*seen, *unseen]), *([] if other is None else [(other, seen)])):
+        for option, ids in parts:
+            refuse_missing_costs(recording.of(ids), prices, models, str(options[option]))
+    return Tables(options, recording, training, splits, trained, seen, unseen)
+
+
+def unseen_prices(cfg: WorldConfig, options: Mapping[str, Any]) -> PriceList | None:
+    """Return the list that only the benchmark of unseen prices has; None: there is no such benchmark."""
+    if not (name := options["unseen_prices"]):
+        return None
+    if name in (cfg.pricing.name, *cfg.pricing.randomise.lists):
+        raise ConfigError(f"env.options.unseen_prices={name} is a list that training has: name another.")
+    pricing = replace(cfg.pricing, name=name, randomise=RandomPricesConfig())
+    return price_book(replace(cfg, pricing=pricing)).base
+
+
+def _trained(options: Mapping[str, Any], training: Recording) -> list[str]:
+    """Return the ids of the questions that are trained on."""
+    longest, questions = options["longest"], training.questions
+    found = [name for name, asked in questions.items() if not longest or len(asked.question) <= longest]
+    if not found:
+        raise ConfigError(f"env.options.longest={longest} leaves no question to train on: raise it.")
+    kinds = {questions[name].family for name in found}
+    if unknown := sorted((options["repeats"] or {}).keys() - kinds):
+        here = ", ".join(sorted(kinds - {""})) or "not named"
+        raise ConfigError(
+            f"env.options.repeats names {unknown[0]}, and kinds here are {here}: set env.options.repeats=null, or "
+            "name one of these."
+        )
+    return found
 
 
 def read_table(
@@ -28,7 +109,8 @@ def read_table(
         ConfigError: it cannot be read, a model has a name that menus or prices need, or no answer is what it should be.
     """
     try:
-        found = read_recording(options[option], options["references"], only)
+        names = str(options[option]), options["references"]
+        found = _recording(*names, None if only is None else tuple(only), _stamps(*names))
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(str(error).replace("env.options.path", f"env.options.{option}")) from error
     refuse_names(found)
@@ -44,6 +126,18 @@ def read_table(
     except ConfigError as error:
         raise ConfigError(str(error).replace("env.options.path", f"env.options.{option}")) from None
     return found
+
+
+@lru_cache(maxsize=2)  # a run reads each of its tables again and again: to check it, to make its words, to play
+def _recording(path: str, references: str | None, only: tuple[str, ...] | None, stamps: object) -> Recording:
+    return read_recording(path, references, only)
+
+
+def _stamps(*names: str | None) -> tuple[object, ...]:
+    """Return what differs once a file of these names, or of a folder, has been written again."""
+    places = [Path(name) for name in names if name is not None]
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    return tuple((str(file), found.st_size, found.st_mtime_ns) for file in files if (found := file.stat()))
 
 
 def splits_of(recording: Recording, seed: int) -> dict[str, tuple[str, ...]]:

@@ -36,8 +36,6 @@ def measure(cfg: WorldConfig, folder: Path) -> None:
         ConfigError: there is no judge, no sample, a bad row, or the judge cannot be asked.
         Halted: the budget or the record ended it.
     """
-    if not cfg.evaluation.judge_sample:
-        raise ConfigError("There is no sample: give --sample FILE, with rows {question, reference, answer, correct}.")
     sample = read_sample(cfg.evaluation.judge_sample)
     with LoopThread() as loop:
         judge, close = make_judge(cfg)
@@ -92,12 +90,14 @@ class Labelled:
     correct: bool
 
 
-def read_sample(path: str | Path) -> list[Labelled]:
+def read_sample(path: str | Path | None) -> list[Labelled]:
     """Return the rows {question, reference, answer, correct} of a .jsonl, .json, .tsv or .parquet file.
 
     Raises:
         ConfigError: there is none, or one is broken; the sentence names file and line.
     """
+    if not path:
+        raise ConfigError("There is no sample: give --sample FILE, with rows {question, reference, answer, correct}.")
     if not Path(path).is_file():
         raise ConfigError(f"There is no sample at {str(path)!r}: give --sample FILE.")
     try:

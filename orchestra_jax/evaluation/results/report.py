@@ -14,7 +14,6 @@ from orchestra_jax.evaluation.results import published
 from orchestra_jax.evaluation.results.front import on_front
 from orchestra_jax.evaluation.results.measured import AFTER, BEFORE, POLICY, Measured, cost, measured, solved
 from orchestra_jax.evaluation.results.rendering import templates
-from orchestra_jax.evaluation.results.tables import side_by_side, tables
 from orchestra_jax.evaluation.results.text_table import to_csv, to_markdown
 
 
@@ -37,6 +36,8 @@ def write_report(folders: Sequence[Path], out: Path, base: Path | None = None) -
         alike = sum(folder.name == other.name for other in folders) > 1
         name = str(folder) if alike else folder.name
         found += [replace(one, run=one.run.replace(folder.name, name, 1)) for one in measured(folder)]
+    from orchestra_jax.evaluation.results.tables import side_by_side, tables  # only now: a wrong folder needs no JAX
+
     made = tables(found, _policies_before(found) if base is None else _named_base(found, base))
     title = f"Evaluations of {', '.join(folder.name for folder in folders)}"
     labels = dict.fromkeys(one.label for one in found)
