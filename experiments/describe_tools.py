@@ -22,9 +22,8 @@ async def run(options: argparse.Namespace) -> bool:
     from orchestra_jax.money import budgets
     from orchestra_jax.tools.experts import describing, descriptions, expert
 
-    experts = expert.read_experts(options.experts)
     job = describing.DescriptionJob(
-        experts=experts,
+        experts=(experts := expert.read_experts(options.experts)),
         subjects=options.only or [one.name for one in experts],
         writers=options.writer,
         examples=descriptions.sample(load_tasks(options.tasks), options.count, options.seed),
@@ -38,8 +37,8 @@ async def run(options: argparse.Namespace) -> bool:
     with Progress() as bars:
         bar, budget = bars.add_task("calls", total=None), budgets.Budget(budgets.Limits(usd=options.max_usd))
         done = await describing.describe(job, options.file, budget, lambda n, m: bars.update(bar, completed=n, total=m))
-    failed = "".join(f"No description of {name}: {problem}\n" for name, problem in done.problems.items())
-    print(f"{failed}{len(done.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
+    print("".join(f"No description of {name}: {problem}\n" for name, problem in done.problems.items()), end="")
+    print(f"{len(done.descriptions)} descriptions in {options.file}; ${budget.spent.usd:.4f} spent")
     return not done.problems
 
 
@@ -57,11 +56,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-usd", type=number(0), default=1.0, help="stop before more is spent (default 1)")
     parser.add_argument("--dry-run", action="store_true", help="only tell what it will cost")
     asked = parser.parse_args(arguments)
-    if asked.file.is_dir():
-        parser.error(f"{str(asked.file)!r} is a folder: name the file of descriptions in it")
     from orchestra_jax.types import ReplayMiss  # only now: as above
 
     try:
+        if asked.file.is_dir():
+            raise ValueError(f"{str(asked.file)!r} is a folder: name the file of descriptions in it.")
         parser.exit(0 if asyncio.run(run(asked)) else 1)
     except (OSError, ValueError, ImportError, LookupError, ReplayMiss) as error:
         parser.exit(2, f"{error}\n")

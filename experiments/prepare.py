@@ -53,8 +53,8 @@ def main() -> None:
     if asked.given is not None and not asked.given.is_dir():
         parser.error(f"--from {asked.given} is no folder")
     parts = [part for part in paper.PARTS if part.name in (asked.only or paper.NAMES)]
-    bounds = tuple(asked.pass_rate) if asked.pass_rate else None
-    wanted = Wanted(asked.limit, bounds, asked.passed, asked.index, asked.embedder_url)
+    rates = asked.pass_rate and tuple(asked.pass_rate)
+    wanted = Wanted(asked.limit, rates, asked.passed, asked.index, asked.embedder_url)
     for line in paper.overview(parts, asked.given, asked.folder):
         print(line, flush=True)
     problems = [] if asked.dry_run else paper.prepare(parts, asked.folder, asked.given, wanted)
@@ -65,9 +65,8 @@ def main() -> None:
     if problems:
         missing = "".join(f"Missing: {problem}\n" for problem in problems)
         parser.exit(1, f"{missing}The same command goes on with what is missing.\n")
-    if asked.dry_run:
-        return
-    print(f"All is there: export ORCHESTRA_DATA={asked.folder.resolve()}")
+    if not asked.dry_run:
+        print(f"All is there: export ORCHESTRA_DATA={asked.folder.resolve()}")
 
 
 if __name__ == "__main__":
