@@ -107,7 +107,7 @@ def test_a_folder_is_opened_once_and_an_unknown_policy_or_world_is_refused(run: 
         Orchestrator.load("baseline:do_nothing", "sed=3", f"output_dir={tmp_path}")
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
 async def test_a_closed_orchestrator_says_so(tmp_path: Path):
     closed = await asyncio.to_thread(Orchestrator.load, "baseline:do_nothing", f"output_dir={tmp_path}")
     await asyncio.to_thread(closed.close)
