@@ -22,8 +22,9 @@ async def run(options: argparse.Namespace) -> bool:
     from orchestra_jax.money import budgets
     from orchestra_jax.tools.experts import describing, descriptions, expert
 
+    experts = expert.read_experts(options.experts)
     job = describing.DescriptionJob(
-        experts=(experts := expert.read_experts(options.experts)),
+        experts=experts,
         subjects=options.only or [one.name for one in experts],
         writers=options.writer,
         examples=descriptions.sample(load_tasks(options.tasks), options.count, options.seed),
