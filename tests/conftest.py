@@ -81,7 +81,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     distributes = not hasattr(session.config, "workerinput") and session.config.getoption("numprocesses", None)
     with contextlib.nullcontext() if distributes else _alone_until_bytecode_is_there():
         result = yield
-    # What is imported stays: no collection goes over it again, and a run's own setting (training/run.py) serves tests.
+    # What is imported stays: no collection goes over it again, and what commands set (config/command.py) serves tests.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

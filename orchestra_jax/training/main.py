@@ -1,6 +1,5 @@
 """One training run from its configuration: checks, parts, warm start, policy steps, report."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -75,7 +74,6 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
     Raises:
         SystemExit: see `exit_status`.
     """
-    gc.set_threshold(20_000, 20, 20)  # rollouts make few cycles, and to look for them took a tenth of a step
     directory = Path(cfg.output_dir)
     with (
         exit_status(),
