@@ -19,7 +19,10 @@ from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.build import make_collector, make_policy, rollout_source
 from orchestra_jax.training.loggers.jsonl import read_metrics
-from tests.training.test_trainer import MICRO, complaints, config, final_arrays, train
+from tests.training.test_stopping import heeded
+from tests.training.test_trainer import MICRO, complaints, config, final_arrays, train, train_here
+
+__all__ = ["heeded"]  # a fixture
 
 AHEAD = ("rollout.lockstep=false", "rollout.max_staleness=1")
 SHORT = (*MICRO, "evaluation.every=0", "evaluation.questions=0")
@@ -125,15 +128,15 @@ def test_running_ahead_needs_an_engine_that_does_not_wait_for_all(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [AHEAD, (*AHEAD, "rollout.oversample=1")], ids=["ahead", "oversample"])
-def test_a_run_with_rollouts_ahead_trains_and_resumes(tmp_path: Path, ahead: tuple[str, ...]):
+def test_a_run_with_rollouts_ahead_trains_and_resumes(tmp_path: Path, ahead: tuple[str, ...], heeded, capsys):
     stopped = train(tmp_path, *SHORT, *ahead, stop="policy 3 SIGKILL")
     assert stopped.returncode != 0
-    interrupted = train(tmp_path, *SHORT, *ahead, stop="policy 4 SIGINT")
-    assert interrupted.returncode == 130
-    assert complaints(interrupted.stderr) == ["Stopped after step 4 of policy; the same command continues from there."]
-    done = train(tmp_path, *SHORT, *ahead)
-    assert done.returncode == 0, done.stderr
-    assert complaints(done.stderr) == []
+    with pytest.raises(SystemExit, match=r"^130$"):
+        train_here(tmp_path, *SHORT, *ahead, stop="policy 4 SIGINT")
+    said = complaints(capsys.readouterr().err)
+    assert said == ["Stopped after step 4 of policy; the same command continues from there."]
+    train_here(tmp_path, *SHORT, *ahead)
+    assert complaints(capsys.readouterr().err) == []
     rows = read_metrics(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert max(row["staleness/max"] for row in rows) == 1

@@ -33,9 +33,10 @@ from orchestra_jax.training.evaluate import evaluate
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.loggers.pages import pages_of
 from orchestra_jax.training.main import run
+from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import Usage
 from tests.models.trees import assert_same
-from tests.training.micro import score_by_index
+from tests.training.micro import score_by_index, stopped_at
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 5
@@ -51,22 +52,14 @@ MICRO = (
 
 # argv: where to stop ("warm_start 3 SIGKILL", or nothing), then the script and its overrides.
 DRIVER = """
-import os, runpy, signal, sys, time
+import gc, os, runpy, signal, sys
+gc.set_threshold(20_000, 20, 20)  # as a command does before it imports
 from orchestra_jax.rl import groups
-from orchestra_jax.training import trainer
-from tests.training.micro import score_by_index
+from orchestra_jax.training.trainer import Trainer
+from tests.training.micro import score_by_index, stopped_at
 
-def stop_if_asked(self, original=trainer.Trainer.stop_if_asked):
-    print("@", self.state.phase, self.state.step, flush=True)
-    if [self.state.phase, str(self.state.step)] == stop[:2]:
-        os.killpg(0, signal.Signals[stop[2]])
-        until = time.monotonic() + 60
-        while not self.interrupt.asked and time.monotonic() < until:  # the kernel may give it to another thread
-            time.sleep(0.001)
-    original(self)
-
-stop = sys.argv[1].split()
-groups.reward_groups, trainer.Trainer.stop_if_asked = score_by_index, stop_if_asked
+stop, groups.reward_groups = sys.argv[1], score_by_index
+Trainer.stop_if_asked = stopped_at(stop, lambda name: os.killpg(0, signal.Signals[name]), Trainer.stop_if_asked)
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -85,10 +78,12 @@ def config(directory: Path, *overrides: str) -> RunConfig:
     return compose(*overrides, f"output_dir={directory}")
 
 
-def train_here(directory: Path, *overrides: str) -> None:
+def train_here(directory: Path, *overrides: str, stop: str = "") -> None:
     """As `train`, in this process: half the CPU time, where a process of its own is not what is tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "reward_groups", score_by_index)
+        stopping = stopped_at(stop, lambda name: signal.raise_signal(signal.Signals[name]), Trainer.stop_if_asked)
+        patch.setattr(Trainer, "stop_if_asked", stopping)
         run(config(directory, *overrides))
 
 
