@@ -15,7 +15,7 @@ RUN ?=
 # Large pages for the big temporaries of XLA: without them every call page-faults its buffers anew.
 FAST_MALLOC := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 # A quickstart's programs compile faster at this level, and run as fast; what the caller sets in XLA_FLAGS wins.
-LIGHT_COMPILE := XLA_FLAGS="--xla_backend_optimization_level=1 $(XLA_FLAGS)"
+LIGHT_COMPILE := XLA_FLAGS="$(if $(findstring optimization_level,$(XLA_FLAGS)),,--xla_backend_optimization_level=1 )$(XLA_FLAGS)"
 # Most of the tests' time is compilation; parity tests, notebooks and the rehearsal of .ci/run compile as a run does.
 FAST_COMPILE := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 \
   $(if $(shell grep -s '^jax==0\.10\.' $(LOCK) /dev/null),--xla_cpu_use_fusion_emitters=false)" # later versions lack it

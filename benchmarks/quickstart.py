@@ -26,8 +26,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 SMOKE = (
     "steps=1", "warm_start.steps=1", "warm_start.demonstrations=64", "warm_start.min_copy_accuracy=1",
-    "algorithm.tasks_per_step=4", "algorithm.group_size=2", "evaluation.questions=2", "evaluation.swap_questions=1",
-)  # fmt: skip
+    "warm_start.batch_size=16", "algorithm.tasks_per_step=2", "algorithm.group_size=4", "evaluation.questions=2",
+    "evaluation.swap_questions=1",
+)  # fmt: skip  # shapes of tests/training/test_trainer.py
 # What a run prints as a part of it begins; where the policy steps begin it prints nothing.
 SAID = {"warm start": "Making ", "evaluation before": "(before) ...", "evaluation after, pictures": "(after) ..."}
 PARTS = ("start", "warm start", "evaluation before", "policy steps", "evaluation after, pictures")
