@@ -210,7 +210,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
     args = parse(
         parser,
-        *("--steps", "2", "--skip", "1", "--questions", "4", "--folder", f"{tempfile.gettempdir()}/staleness_smoke"),
+        *("--steps", "2", "--skip", "1", "--staleness", "1", "--questions", "4"),
+        *("--folder", f"{tempfile.gettempdir()}/staleness_smoke"),
         *(
             "--overrides",
             "warm_start.steps=1",
