@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--vocab-block", type=int, default=512, help="ids whose logits our step holds at once")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="the CPU core all steps run on")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured here")
-    args = parse(parser, "--shapes", "tiny:8x16+16:64", "--rounds", "1")
+    args = parse(parser, "--shapes", "tiny:8x16+16:64", "--rounds", "1", "--peers", "shared", "torch", "tunix")
     if args.rounds < 1:
         parser.error("--rounds must be at least 1.")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
