@@ -128,10 +128,21 @@ def test_the_state_survives_json_and_counts_calls_in_flight():
     assert restored.by_name() == budget.by_name()
     assert restored.spent == budget.spent
     assert restored.get_state() == settled
+    spend(later, row(9.0, name="d"))  # its own is replaced
     later.set_state(json.loads(json.dumps(parent.get_state())))
     assert later.by_name() == {**budget.by_name(), "c": Spending(0.7, 9, 1)}
     with pytest.raises(BudgetExceeded):
         reserve(restored, row(0.5))
+
+
+def test_what_a_state_holds_is_not_rounded():
+    """Two of the smallest amounts change a dollar; one alone is rounded away in the sum that is reported."""
+    budget, restored = Budget(), Budget()
+    spend(budget, row(1.0), row(2.0**-53))
+    restored.set_state(json.loads(json.dumps(budget.get_state())))
+    assert restored.spent.usd == 1.0
+    spend(restored, row(2.0**-53))
+    assert restored.spent.usd == restored.by_name()["m"].usd == 1.0 + 2.0**-52
 
 
 def test_impossible_limits():
@@ -321,6 +332,7 @@ async def test_who_gives_up_when_its_turn_has_come_makes_room_for_the_next():
 
 def test_other_threads_read_while_calls_are_made():
     run, ended, seen = Budget(), threading.Event(), []
+    step = Budget(name="step", parent=run)
 
     def read() -> None:
         while not ended.is_set():
@@ -329,7 +341,7 @@ def test_other_threads_read_while_calls_are_made():
 
     async def spend() -> None:
         for number in range(2000):
-            (await acquire(run, row(0.1, name=str(number)))).settle(row(0.1, name=str(number)))
+            (await acquire(step, row(0.1, name=str(number)))).settle(row(0.1, name=str(number)))
 
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(read)

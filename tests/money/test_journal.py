@@ -253,6 +253,15 @@ def test_a_torn_last_line_is_a_request_that_never_left(tmp_path: Path):
     assert read_bill(file) == (state(0.01, 100, 1), state(0.1, 1000, 1))
 
 
+def test_calls_that_cost_nothing_are_noted_and_read_again(tmp_path: Path):
+    """A model of one's own has tokens and calls, and no price."""
+    file, free = tmp_path / "spent.jsonl", Usage("own", prompt_tokens=5)
+    journal = Journal(file)
+    journal.end(journal.reserve(free), free)
+    journal.reserve(free)
+    assert read_bill(file) == (state(0.0, 5, 1, "own"), state(0.0, 5, 1, "own"))
+
+
 def reserved(usd: str, tokens: str = "1", name: str = '"x"') -> str:
     return f'{{"call": 1, "name": {name}, "worst": [{usd}, {tokens}]}}'
 
@@ -293,18 +302,27 @@ async def test_calls_at_once_share_a_sync(tmp_path: Path, monkeypatch: pytest.Mo
     while len(syncs) == shared:  # noqa: ASYNC110  a thread appends
         await asyncio.sleep(0.001)
     second = asyncio.create_task(acquire(budget, WORST))  # noted while the disk is busy: it needs a sync of its own
+    gives_up = asyncio.create_task(acquire(budget, WORST))
     await asyncio.sleep(0)
+    gives_up.cancel()  # the others go on waiting for the sync
+    await asyncio.wait([gives_up])
     disk.set()
     await asyncio.gather(first, second)
     assert len(syncs) == shared + 2
 
 
-async def test_a_full_disk_stops_the_paying_and_harms_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("told", [True, False])  # a disk that fills up takes a part of a line, and tells the next write
+async def test_a_full_disk_stops_the_paying_and_harms_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+):
     money, write = RunBudget(BudgetConfig(), tmp_path), os.write
+    (await acquire(money.run, WORST)).settle(PAID)
     under_way = await acquire(money.run, WORST)
 
     def full(file: int, text: bytes) -> int:
-        write(file, text[:10])
+        written = write(file, text[:10])
+        if not told:
+            return written
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
@@ -312,10 +330,10 @@ async def test_a_full_disk_stops_the_paying_and_harms_no_line(tmp_path: Path, mo
         await acquire(money.run, WORST)
     assert refused.value.scope == ""
     under_way.settle(PAID)  # it was billed all the same
-    assert money.spent.usd == 0.01
+    assert money.spent.usd == 0.02
     monkeypatch.undo()
     (await acquire(money.run, WORST)).settle(PAID)
-    assert bill(tmp_path) == (state(0.01, 100, 1), state(0.1, 1000, 1))
+    assert bill(tmp_path) == (state(0.01, 100, 2), state(0.1, 1000, 1))
 
 
 async def test_who_still_waits_for_a_request_that_is_cut_at_the_end_is_told():

@@ -1,5 +1,6 @@
 """Prices and ledger: figures by hand, random schedules, the lists that come with us, totals equal sums."""
 
+import math
 import re
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -9,9 +10,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from orchestra_jax.config.ranges import ConfigError
-from orchestra_jax.config.schema import PricingConfig
+from orchestra_jax.config.schema import PricingConfig, RandomPricesConfig, RunConfig
 from orchestra_jax.money import price_files, run_prices
-from orchestra_jax.money.price_book import PriceBook, PriceDraw, scaled
+from orchestra_jax.money.price_book import PriceBook, PriceDraw, price_book, scaled
 from orchestra_jax.money.prices import POLICY, MissingPrice, Price, PriceList, call_rows, policy_row
 from orchestra_jax.types import ToolSpec, Usage
 
@@ -29,6 +30,8 @@ def test_cost_by_hand():
 def test_cached_tokens_without_an_own_price_cost_as_much_as_others():
     prices = PriceList("t", "d", "s", {"m": Price(input=2.0)})
     assert prices.cost("m", prompt_tokens=10, cached_tokens=4) == prices.cost("m", prompt_tokens=10)
+    prices = PriceList("t", "d", "s", {"m": Price(input=2.0, cached_input=0.0)})
+    assert prices.cost("m", prompt_tokens=10, cached_tokens=4) == prices.cost("m", prompt_tokens=6)
 
 
 def test_missing_price_names_list_and_model():
@@ -62,6 +65,8 @@ def test_a_call_at_a_fixed_price_keeps_the_tokens_of_its_rows():
     rows = (Usage("m", prompt_tokens=7, cached_tokens=3, completion_tokens=2, cost_usd=9.0, seconds=1.0),) * 2
     wanted = Usage("t", "tool", 14, 6, 4, cost_usd=0.5, seconds=2.0, price_list="menu")
     assert call_rows(ToolSpec("t", "", {}, price_usd=0.5), rows, 8.0) == (wanted,)
+    free = ToolSpec("t", "", {}, price_usd=0.0, latency_s=0.0)  # at no price and in no time, whatever its rows say
+    assert call_rows(free, rows, 8.0) == (replace(wanted, cost_usd=0.0, seconds=0.0),)
     assert call_rows(ToolSpec("t", "", {}), rows, 8.0) == rows
     assert call_rows(ToolSpec("t", "", {}), (), 8.0) == (Usage("t", seconds=8.0, price_list="menu"),)
 
@@ -85,7 +90,7 @@ def test_a_call_that_was_billed_at_another_list_gets_the_price_that_is_shown():
 
 def test_the_policys_tokens_cost_and_its_seconds_do_not():
     prices = PriceList("p", "d", "s", {POLICY: Price(input=2.0, cached_input=0.5, output=8.0, second=1.0)})
-    row = Usage(POLICY, POLICY, prompt_tokens=3_000_000, cached_tokens=1_000_000, completion_tokens=500_000)
+    row = Usage("served", POLICY, prompt_tokens=3_000_000, cached_tokens=1_000_000, completion_tokens=500_000)
     for known, per_token, seconds in ((0.0, None, 7.0), (3.0, None, 3.0), (3.0, 1e-5, 5.0), (3.0, 0.0, 0.0)):
         found = policy_row(replace(row, seconds=known), prices, 7.0, per_token)
         assert (found.cost_usd, found.seconds, found.price_list) == (8.5, pytest.approx(seconds), "p")
@@ -98,6 +103,8 @@ def test_the_policys_tokens_cost_and_its_seconds_do_not():
         ({"orchestrator_input": 3.0}, Price(3.0, None, 8.0, call=0.25)),  # cached tokens cost what is given, too
         ({"orchestrator_output": 9.0}, Price(2.0, 0.5, 9.0, call=0.25)),
         ({"orchestrator_cached_input": 0.1}, Price(2.0, 0.1, 8.0, call=0.25)),
+        ({"orchestrator_cached_input": 0.0}, Price(2.0, 0.0, 8.0, call=0.25)),
+        ({"orchestrator_input": 0.0, "orchestrator_output": 0.0}, Price(0.0, None, 0.0, call=0.25)),
         ({"orchestrator": "n", "orchestrator_input": 0.0, "orchestrator_output": 1.0}, Price(0.0, None, 1.0)),
     ],
 )
@@ -122,9 +129,27 @@ def test_a_book_makes_the_list_that_was_drawn_again_and_no_other():
     for draw in draws:
         (its,) = (prices for prices in lists if prices.id == draw.list)
         assert book.prices(draw) == scaled(its, draw.seed, 0.5, 2.0)
+    dear = PriceBook(lists[0], (), 2.0, 2.0)  # a range of one factor is a factor, too
+    assert dear.prices(dear.draw(rng)).cost("m") == pytest.approx(2.0)
     for other in (PriceDraw("a", 1, 0.5, 2.0), PriceDraw("b"), PriceDraw("b", 1, 0.5, 3.0)):
         with pytest.raises(ValueError, match="is not of this run"):
             book.prices(other)
+
+
+def test_the_book_of_a_run_completes_and_prices_the_lists_that_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What is drawn has its own price for the policy's model, and that of the paid list for what it lacks."""
+    for name, entries in (("paid", "{m: {call: 1}, n: {call: 2}}"), ("other", "{m: {call: 5}}")):
+        (tmp_path / f"{name}.yaml").write_text(f"{{id: {name}, date: d, source: s, entries: {entries}}}")
+    monkeypatch.setattr(price_files, "PRICES", tmp_path)
+    own = {"orchestrator": "m", "orchestrator_input": None, "orchestrator_output": None}
+    drawn = RandomPricesConfig(lists=["other", "paid"], low=0.5, high=2.0)
+    book = price_book(replace(RunConfig(), pricing=PricingConfig(name="paid", **own, randomise=drawn)))
+    found = [(prices.id, *(prices.cost(name) for name in ("m", "n", POLICY))) for prices in (book.base, *book.lists)]
+    assert found == [("paid", 1.0, 2.0, 1.0), ("other+paid", 5.0, 2.0, 5.0), ("paid", 1.0, 2.0, 1.0)]
+    draw = book.draw(np.random.default_rng(0))
+    assert (draw.low, draw.high) == (0.5, 2.0)
 
 
 def test_the_papers_prices():
@@ -142,7 +167,10 @@ def test_bad_price_lists(tmp_path: Path):
     for change, message in [
         ({"entries": {"m": {"inptu": 1}}}, "unknown key 'inptu'"),
         ({"entries": {"m": {"input": -1}}}, "must be a number of dollars"),
-        ({"entries": {"m": {"input": "1"}}}, "must be a number of dollars"),
+        *(
+            ({"entries": {"m": {"input": odd}}}, "must be a number of dollars")
+            for odd in ("1", math.inf, math.nan, True)
+        ),
         ({"extra": 1}, "has the keys"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -1,13 +1,14 @@
 """The budget of a run in several processes: shares of what is left, a file each, and a restart with fewer."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from orchestra_jax.config.schema import BudgetConfig
 from orchestra_jax.money.bill import bill
-from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.money.run_budget import RunBudget
 from orchestra_jax.types import Usage
@@ -27,7 +28,7 @@ def test_each_process_gets_its_share_of_what_is_left(tmp_path: Path):
     money.share()
     # 6 dollars and 8 calls are left for four processes; this one has spent a dollar and a call already.
     assert money.run.limits == Limits(usd=2.5, calls=3)
-    assert money.spent.usd == pytest.approx(4.0)
+    assert money.spent == Spending(4.0, 30, 3)
     steps = [RunBudget(BudgetConfig(step_tokens=90), tmp_path, Prepared(p, 4)).step() for p in range(4)]
     assert [step.limits.tokens for step in steps] == [23, 23, 22, 22]
     step = money.step()
@@ -49,20 +50,29 @@ def test_what_is_overdrawn_is_nobodys_share(tmp_path: Path):
     assert money.run.limits.usd == pytest.approx(0.4)
 
 
-def test_each_process_has_a_file_and_those_of_lost_ones_are_taken_over(tmp_path: Path):
+def test_each_process_has_a_file_and_those_of_lost_ones_are_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for index in range(3):
         money = RunBudget(BudgetConfig(), tmp_path, Prepared(index, 3))
         pay(money.run, 1.0 + index)
+        if index == 2:  # a call of it is in flight at its end
+            asyncio.run(acquire(money.run, Usage("judge", cost_usd=0.5, prompt_tokens=7)))
         money.close()
+    ends, sync, unlink = list[str](), os.fsync, Path.unlink
+    monkeypatch.setattr(os, "fsync", lambda file: ends.append("sync") or sync(file))
+    monkeypatch.setattr(Path, "unlink", lambda file: ends.append("unlink") or unlink(file))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spent-1.jsonl", "spent-2.jsonl", "spent.jsonl"]
     first = RunBudget(BudgetConfig(), tmp_path, Prepared(0, 2))
-    assert first.run.spent.usd == pytest.approx(1.0 + 3.0)
+    assert first.run.spent == Spending(1.0 + 3.0 + 0.5, 27, 3)
+    assert ends == ["sync", "unlink"]  # a loss of power in between loses no line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spent-1.jsonl", "spent.jsonl"]
     paid, in_flight = bill(tmp_path)
-    assert (paid["gpt-5"][2], in_flight) == (3, {})
+    assert (paid["gpt-5"][2], paid["judge"], in_flight) == (3, ["1/2", 7, 1], {})
     assert RunBudget(BudgetConfig(), tmp_path, Prepared(1, 2)).run.spent.usd == pytest.approx(2.0)
     assert RunBudget(BudgetConfig(), tmp_path, Prepared(4, 5)).run.spent.usd == 0
-    assert RunBudget(BudgetConfig(), tmp_path).summary()["by_name"] == {"gpt-5": {"usd": 6.0, "tokens": 30, "calls": 3}}
+    assert RunBudget(BudgetConfig(), tmp_path).summary()["by_name"] == {
+        "gpt-5": {"usd": 6.0, "tokens": 30, "calls": 3},
+        "judge": {"usd": 0.5, "tokens": 7, "calls": 1},
+    }
 
 
 def test_the_dearest_name_comes_first(tmp_path: Path):
