@@ -212,26 +212,35 @@ async def test_an_answer_that_comes_late_takes_the_place_of_none(file: Path, mod
     again.close()
 
 
-async def test_what_was_lost_before_an_overdue_request_is_booked_once(file: Path):
-    """The caller books the lost request from the error; the record of the late answer has its own bill alone."""
-    replay, budget, late = Replay(file, "replay_or_record"), Budget(), asyncio.Event()
-    calls = PaidCalls(Limiter(1), replay=replay, timeout_s=0.1, retries=4, backoff_s=0.001)
+@pytest.mark.parametrize("cut", [False, True])
+async def test_what_was_lost_before_a_late_answer_is_booked_once(file: Path, cut: bool):
+    """The caller books the lost request from the error; the record of the overdue answer has its own bill alone.
+
+    If the call itself is cut, nobody is told of the lost request: the record has both.
+    """
+    replay, budget, began, late = Replay(file, "replay_or_record"), Budget(), asyncio.Event(), asyncio.Event()
+    calls = PaidCalls(Limiter(1), replay=replay, timeout_s=60.0 if cut else 0.1, retries=4, backoff_s=0.001)
     ends = iter([Lost("It broke."), Recorded("late", (Usage("gpt-5", cost_usd=0.5),))])
 
     async def send() -> Recorded | Lost:
         if isinstance(end := next(ends), Recorded):
+            began.set()
             await late.wait()
         return end
 
     worst = Usage("gpt-5", cost_usd=1.0)
-    with pytest.raises(InfrastructureError, match="did not answer within") as failed:
-        await calls.call("chat", REQUEST, worst, send, budget=budget)
+    call = asyncio.create_task(calls.call("chat", REQUEST, worst, send, budget=budget))
+    await began.wait()
+    if cut:
+        (under_way,) = replay._flights.values()
+        under_way.cancel()
+    (failed,) = await asyncio.gather(call, return_exceptions=True)
+    assert isinstance(failed, asyncio.CancelledError if cut else InfrastructureError)
     late.set()
     await calls.close()
     found = await replay.call("chat", REQUEST, refuse)
-    booked = sum(row.cost_usd for row in (*failed.value.usage, *found.usage))
-    assert (found.value, booked) == ("late", budget.spent.usd)
-    assert booked == 1.5
+    booked = [row.cost_usd for row in (*getattr(failed, "usage", ()), *found.usage)]
+    assert (found.value, booked, budget.spent.usd) == ("late", [1.0, 0.5], 1.5)
     replay.close()
 
 

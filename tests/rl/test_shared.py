@@ -4,6 +4,8 @@ import itertools
 import threading
 from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestra_jax.config.choices import History
-from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence
-from orchestra_jax.rl.distributed import agree_on_batches, multihost_utils, shape_of, stack_parts
+from orchestra_jax.rl.batching import MicroShapes, PackShapes, TokenSequence, select_size
+from orchestra_jax.rl.distributed import agree_on_batches, multihost_utils, process_shards, shape_of, stack_parts
 from orchestra_jax.rl.learner import Learner, LearnerConfig
 from orchestra_jax.rl.losses import LossConfig
 from orchestra_jax.rl.packing import micro_batches, pack, policy_shapes
-from orchestra_jax.rl.shared import pack_shared
+from orchestra_jax.rl.shared import families, pack_shared
 from tests.training.test_trainer import config
 
 from .packed_rows import VOCAB, assert_trees_close, recording_sgd
@@ -76,8 +78,10 @@ def taken_out(batch):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 999), st.integers(1, 3), st.integers(40, 70), st.integers(2, 12))
 def test_every_sequence_is_there_once_and_is_predicted_by_its_own_tokens(seed, rows, length, most):
-    sequences = forked(seed)
-    batches = pack(sequences, PackShapes(length, rows, most * rows, row_sequences=most, shared=True))
+    sequences = [replace(sequence, share=1 / (2 + n)) for n, sequence in enumerate(forked(seed))]
+    # The most of a row are those that attention has room for, or those that the arrays have.
+    given = (2 * most * rows, most) if seed % 2 else (most * rows, None)
+    batches = pack(sequences, PackShapes(length, rows, given[0], row_sequences=given[1], shared=True))
     found, sampled, run = zip(*map(taken_out, batches), strict=True)
     assert sorted(itertools.chain(*found)) == sorted(sequence.tokens for sequence in sequences)
     wanted = [
@@ -87,6 +91,18 @@ def test_every_sequence_is_there_once_and_is_predicted_by_its_own_tokens(seed, r
     assert sorted(itertools.chain(*sampled)) == sorted(wanted)
     assert sum(run) <= sum(len(sequence.tokens) for sequence in sequences)
     assert {shape_of(batch).pieces for batch in batches} <= {4, 16}
+    by_share = {np.float32(sequence.share): sequence for sequence in sequences}
+    for batch, its_run in zip(batches, run, strict=True):
+        there = np.flatnonzero(batch.mask.any(1))
+        its = [by_share[share] for share in batch.share[there]]
+        assert batch.trajectory[there].tolist() == [sequence.trajectory for sequence in its]
+        np.testing.assert_array_equal(batch.advantages[there], np.float32([sequence.advantage for sequence in its]))
+        np.testing.assert_array_equal(batch.mask[there].sum(1), [sum(sequence.sampled) for sequence in its])
+        np.testing.assert_array_equal(batch.old_logprobs, batch.rollout_logprobs)
+        assert batch.select.shape[1] == select_size(int(batch.mask.sum()), batch.tokens.size, (0.5,))
+        assert batch.repeated.sum() == sum(len(sequence.tokens) for sequence in its) - its_run
+        in_pieces = batch.segment_ids.reshape(len(batch.tokens), -1, batch.tokens.shape[1]).max(axis=2)
+        assert in_pieces.sum(axis=1).max() <= most
 
 
 def test_what_begins_alike_is_run_once():
@@ -105,6 +121,28 @@ def test_rollouts_that_say_the_same_leave_room_for_the_log_probs_of_each():
     batches = pack(same, PackShapes(32, 2, 64, row_sequences=32, shared=True))
     _, sampled, _ = zip(*map(taken_out, batches), strict=True)
     assert sorted(map(len, itertools.chain(*sampled))) == [16] * 8
+
+
+def test_a_row_has_room_for_the_log_probs_of_all_its_families():
+    """Two pairs of rollouts that say the same: 21 tokens and 32 log-probs each."""
+    pairs = [
+        TokenSequence((*range(n, n + 20),), (False,) * 4 + (True,) * 16, (-1.0,) * 20, 3, 1.0) for n in (1, 1, 9, 9)
+    ]
+    _, sampled, _ = zip(*map(taken_out, pack(pairs, PackShapes(48, 1, 8, shared=True))), strict=True)
+    assert sorted(map(len, itertools.chain(*sampled))) == [16] * 4
+
+
+def test_families_by_hand():
+    """A sequence repeats the last token that it has in common; a family may be as long as a row."""
+    rows = ((1, 2, 3, 4, 7, 8), (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6), (9, 9, 9))
+    made = [TokenSequence(row, (False,) * 2 + (True,) * (len(row) - 2), (-1.0,) * len(row), 1, 1.0) for row in rows]
+    one, other = [(1, 0), (2, 5), (0, 3)], [(3, 0)]
+    for longest, most, wanted in (
+        (12, 3, [(one, 10, 12), (other, 3, 1)]),
+        (11, 3, [(one[:2], 7, 8), ([(0, 0)], 6, 4), (other, 3, 1)]),  # no room for 12 log-probs
+        (12, 2, [(one[:2], 7, 8), ([(0, 0)], 6, 4), (other, 3, 1)]),
+    ):
+        assert [(found.members, found.length, found.sampled) for found in families(made, longest, most)] == wanted
 
 
 def test_prompts_that_only_have_a_system_message_in_common_stay_apart():
@@ -170,7 +208,7 @@ def test_processes_whose_rows_have_other_numbers_of_pieces_run_them_together(mon
 
     def process(name: str, pieces: tuple[int, ...]) -> threading.Thread:
         def run() -> None:
-            found[name] = agree_on_batches(of_pieces(*pieces), 1)
+            found[name] = agree_on_batches([stack_parts([part] * 2, 2)[0] for part in of_pieces(*pieces)], 2)
 
         return threading.Thread(target=run, name=name)
 
@@ -184,4 +222,36 @@ def test_processes_whose_rows_have_other_numbers_of_pieces_run_them_together(mon
     shapes = {name: [shape_of(batch) for batch in batches] for name, batches in found.items()}
     assert shapes["0"] == shapes["1"]
     assert [shape.pieces for shape in shapes["0"]] == [16, 4, 4]
-    assert [sum(batch.num_tokens for batch in found[name]) for name in ("0", "1")] == [2, 3]
+    assert [[batch.shards for batch in found[name]] for name in ("0", "1")] == [[2] * 3] * 2
+    assert [sum(batch.num_tokens for batch in found[name]) for name in ("0", "1")] == [4, 6]
+
+
+def test_a_part_with_most_scored_tokens_is_stacked_with_one_of_most_pieces():
+    few, many = of_pieces(4, 16)
+    more = ((0, 0), (0, few.select.shape[1]))
+    end = few.tokens.size - 1
+    few = replace(few, select=np.pad(few.select, more, constant_values=end), place=np.pad(few.place, more, mode="edge"))
+    (stacked,) = stack_parts([few, many], shards=2)
+    assert (shape_of(stacked).pieces, shape_of(stacked).selected) == (16, shape_of(few).selected)
+    np.testing.assert_array_equal(stacked.select[1], few.select[0])  # the part of most pieces comes first
+    np.testing.assert_array_equal(stacked.place[1], few.place[0])
+    np.testing.assert_array_equal(stacked.select[0, : many.select.shape[1]], many.select[0])
+
+
+class Device(NamedTuple):
+    id: int
+    process_index: int
+
+
+def of_processes(*owners: int) -> Any:
+    """A sharding of two batch shards over four devices of these processes."""
+    held = {Device(n, owner): (slice(n // 2, n // 2 + 1),) for n, owner in enumerate(owners)}
+    return SimpleNamespace(batch_shards=2, batch=SimpleNamespace(devices_indices_map=lambda shape: held))
+
+
+def test_a_process_feeds_the_batch_shards_of_its_own_devices():
+    assert process_shards(of_processes(0, 0, 0, 0)) == 2
+    assert process_shards(of_processes(0, 0, 1, 1)) == 1
+    assert process_shards(of_processes(7, 7, 7, 7)) == 2  # devices that are not there: a planner's
+    with pytest.raises(ValueError, match="A batch shard spans two processes"):
+        process_shards(of_processes(0, 1, 1, 1))
