@@ -22,10 +22,8 @@ class Reservation:
         """Put the call into the journal, on the disk if it may cost money; the request leaves after this.
 
         Raises:
-            BudgetExceeded: the journal cannot be written (scope ""), or refuses; the worst case is given back.
+            BudgetExceeded: the journal cannot be written (scope ""), or refuses; the caller releases the reservation.
         """
-        if self._number is not None:
-            return
         try:
             if (journal := self._budget.journal) is None:
                 return
@@ -33,7 +31,6 @@ class Reservation:
                 self._number = journal.reserve(self._worst)
             await queued(journal.durable(self._number, self._worst))
         except OSError as error:
-            self.release()
             raise _unwritable(error) from error
 
     def settle(self, row: Usage) -> None:
