@@ -132,6 +132,14 @@ def test_a_row_has_room_for_the_log_probs_of_all_its_families():
     assert sorted(map(len, itertools.chain(*sampled))) == [16] * 4
 
 
+def test_short_families_are_no_more_than_a_row_has_sequences_for():
+    """A sequence takes a twelfth of a row, 3.3 tokens: eleven of 3 tokens and a pair of 6 do not go into one of 40."""
+    rows = [*((n, n, n) for n in range(1, 12)), (20, 20, 20, 21), (20, 20, 20, 22)]
+    short = [TokenSequence(row, (False, *[True] * (len(row) - 1)), (-1.0,) * len(row), 0, 1.0) for row in rows]
+    batches = pack(short, PackShapes(40, 1, 12, shared=True))
+    assert sum(batch.num_sequences for batch in batches) == 13
+
+
 def test_families_by_hand():
     """A sequence repeats the last token that it has in common; a family may be as long as a row."""
     rows = ((1, 2, 3, 4, 7, 8), (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6), (9, 9, 9))
