@@ -302,6 +302,21 @@ async def test_acquire_waits_for_calls_in_flight_only():
     assert gives_up.cancelled()
 
 
+async def test_a_call_whose_turn_has_come_at_one_level_may_wait_at_another():
+    run = Budget(Limits(usd=1.0))
+    trajectory = Budget(Limits(usd=0.6), name="trajectory", parent=run)
+    first = reserve(trajectory, row(0.5))
+    waiting = asyncio.create_task(acquire(trajectory, row(0.5)))  # at the trajectory: the run has room for it
+    await asyncio.sleep(0)
+    other = reserve(run, row(0.5))
+    first.settle(row(0.1))  # now the trajectory has, and the run has not
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    other.release()
+    (await asyncio.wait_for(waiting, 5)).settle(row(0.5))
+    assert (run.spent, run.reserved) == (Spending(0.6, 0, 2), Spending())
+
+
 async def test_those_that_wait_go_on_in_their_order_and_a_settlement_looks_at_few(monkeypatch):
     """Hundreds that wait would else look at the budget again at every settlement."""
     run, order, looks, look = Budget(Limits(usd=1.0)), [], [], reservations._set_aside

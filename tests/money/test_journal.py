@@ -15,7 +15,7 @@ import pytest
 
 from orchestra_jax.config.schema import BudgetConfig, ConfigError
 from orchestra_jax.money.bill import bill, read_bill
-from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits
+from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending
 from orchestra_jax.money.journal import Journal
 from orchestra_jax.money.limits import Limiter
 from orchestra_jax.money.paid import Lost, PaidCalls
@@ -216,14 +216,14 @@ async def test_a_provider_that_bills_more_than_the_worst_case_is_paid_so_for_wha
 async def test_calls_are_made_one_by_one_after_a_bill_that_was_too_high_until_one_fits(bills, alone):
     """`bills` are those of the first calls, in worst cases; None: the answer is lost. All later ones are of one."""
     under_way, most, billed = 0, list[int](), iter([*bills, *[1.0] * 21])
-    last, reserved = Budget(), list[float]()
+    last, reserved = Budget(), list[Spending]()
     calls = PaidCalls(Limiter(4), replay=None, timeout_s=60.0, retries=0)
 
     async def send() -> Recorded | Lost:
         nonlocal under_way
         under_way += 1
         most.append(under_way)
-        reserved.append(last.reserved.usd)
+        reserved.append(last.reserved)
         for _ in range(100):  # turns of the event loop, so that all that may start does
             await asyncio.sleep(0)
         under_way -= 1
@@ -237,7 +237,9 @@ async def test_calls_are_made_one_by_one_after_a_bill_that_was_too_high_until_on
     assert set(most[:alone]) == {1}
     assert max(most[alone:]) == 4
     await calls.call("chat", {}, WORST, send, budget=last)
-    assert reserved[-1] == pytest.approx(0.1 * max(filter(None, bills)))  # the worst case is the dearest bill now
+    dearest = max(filter(None, bills))  # the worst case now, in all parts
+    assert reserved[-1].usd == pytest.approx(0.1 * dearest)
+    assert reserved[-1].tokens == pytest.approx(1000 * dearest, abs=2)
     await calls.close()
 
 

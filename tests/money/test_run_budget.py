@@ -31,6 +31,8 @@ def test_each_process_gets_its_share_of_what_is_left(tmp_path: Path):
     assert money.spent == Spending(4.0, 30, 3)
     steps = [RunBudget(BudgetConfig(step_tokens=90), tmp_path, Prepared(p, 4)).step() for p in range(4)]
     assert [step.limits.tokens for step in steps] == [23, 23, 22, 22]
+    steps = [RunBudget(BudgetConfig(step_tokens=5), tmp_path, Prepared(p, 2)).step() for p in range(2)]
+    assert [step.limits.tokens for step in steps] == [3, 2]
     step = money.step()
     pay(step, 0.5)
     with pytest.raises(BudgetExceeded, match=r"the step could come to 0\.6 dollars"):
@@ -41,6 +43,11 @@ def test_each_process_gets_its_share_of_what_is_left(tmp_path: Path):
             "gpt-5": {"usd": 3.5, "tokens": 30, "calls": 3}, "judge": {"usd": 1.0, "tokens": 10, "calls": 1},
         },
     }  # fmt: skip
+    # Dealt out anew from the limits of the run: 5.5 dollars and 7 calls are left.
+    states, processes.others = [processes.others[0], money.run.get_state(), *processes.others[1:]], []
+    money.share(states)
+    assert money.run.limits == Limits(usd=1.5 + 5.5 / 4, calls=2 + 2)
+    assert money.spent == Spending(4.5, 40, 4)
 
 
 def test_what_is_overdrawn_is_nobodys_share(tmp_path: Path):
@@ -61,6 +68,7 @@ def test_each_process_has_a_file_and_those_of_lost_ones_are_taken_over(tmp_path:
     monkeypatch.setattr(os, "fsync", lambda file: ends.append("sync") or sync(file))
     monkeypatch.setattr(Path, "unlink", lambda file: ends.append("unlink") or unlink(file))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spent-1.jsonl", "spent-2.jsonl", "spent.jsonl"]
+    assert RunBudget(BudgetConfig(), tmp_path, Prepared(1, 2)).run.spent.usd == 2.0  # the first takes them
     first = RunBudget(BudgetConfig(), tmp_path, Prepared(0, 2))
     assert first.run.spent == Spending(1.0 + 3.0 + 0.5, 27, 3)
     assert ends == ["sync", "unlink"]  # a loss of power in between loses no line
@@ -73,6 +81,11 @@ def test_each_process_has_a_file_and_those_of_lost_ones_are_taken_over(tmp_path:
         "gpt-5": {"usd": 6.0, "tokens": 30, "calls": 3},
         "judge": {"usd": 0.5, "tokens": 7, "calls": 1},
     }
+
+
+def test_a_lost_process_may_be_the_only_one_that_paid(tmp_path: Path):
+    pay(RunBudget(BudgetConfig(), tmp_path, Prepared(1, 2)).run, 0.5)
+    assert RunBudget(BudgetConfig(), tmp_path, Prepared(0, 1)).run.spent.usd == 0.5
 
 
 def test_the_dearest_name_comes_first(tmp_path: Path):
