@@ -116,5 +116,6 @@ class Lifeline:
 
 def _exit(sentence: str) -> None:
     """End at once: the main thread may wait in a collective that nothing interrupts."""
-    print(sentence, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # of a full disk
+        print(sentence, file=sys.stderr, flush=True)
     os._exit(GONE)

@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import jax
@@ -165,9 +165,10 @@ def _fail_alone(error: BaseException) -> None:
     """
     threading.Event().wait(_ENDS_S)  # if the error is that another process is gone, the lifeline ends this one
     status = error.code if isinstance(error, SystemExit) else None
-    if status is None:
-        traceback.print_exc()
-    sys.stdout.flush()
+    with suppress(OSError):  # of a full disk
+        if status is None:
+            traceback.print_exc()
+        sys.stdout.flush()
     os._exit(status if isinstance(status, int) else 1)
 
 

@@ -44,15 +44,14 @@ def guarded(folder: Path, loop: LoopThread, deadline_s: float, grace_s: float) -
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    limits = [_SLOW_S, max(60.0, deadline_s), grace_s]
     words = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard_process.py")), str(os.getpid())]
     try:
         with (folder / LOG).open("a", encoding="utf-8") as log:
             faulthandler.register(_DUMP, file=log, all_threads=True)
-            words += [str(int(_DUMP)), *map(str, limits)]
+            words += [str(int(_DUMP)), *map(str, (_SLOW_S, max(60.0, deadline_s), grace_s))]
             process = subprocess.Popen(words, stdin=reader, stdout=subprocess.DEVNULL, start_new_session=True)
             before, closing = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), threading.Event()
-            watched = loop, writer, closing, log, limits[0]
+            watched = loop, writer, closing, log, _SLOW_S
             thread = threading.Thread(target=_watch, args=watched, name="guard", daemon=True)
             thread.start()
             try:
@@ -80,10 +79,10 @@ def _watch(loop: LoopThread, writer: int, closing: threading.Event, log: TextIO,
         told = told and busy_s > slow_s
         if busy_s > slow_s and not told:
             told = True
-            stack = "".join(traceback.format_stack(frame))
-            log.write(f"{time.ctime()}: the event loop {loop.name!r} has not turned for {busy_s:.0f} s:\n{stack}\n")
-            log.flush()
-            print(f"Code in the event loop has kept it busy for {busy_s:.0f} s: {LOG} tells which.", file=sys.stderr)
+            stack = f"has not turned for {busy_s:.0f} s:\n{''.join(traceback.format_stack(frame))}"
+            with contextlib.suppress(OSError):  # of a full disk: without this thread's beats the run would be killed
+                print(f"{time.ctime()}: the event loop {loop.name!r} {stack}", file=log, flush=True)
+                print(f"Code has kept the event loop busy for {busy_s:.0f} s: {LOG} tells which.", file=sys.stderr)
         if busy_s > _BEAT_S and _overdue(frame):
             loop.interrupt()
 

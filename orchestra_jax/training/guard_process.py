@@ -5,6 +5,7 @@ Arguments: process id of the run, signal that makes it write its stacks, seconds
 seconds of silence after which the run is ended, and those after one signal.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -64,7 +65,8 @@ def _is_paused(run: int) -> bool:
 
 
 def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk, or a terminal that was closed, must not keep the run alive
+        print(sentence, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
+import errno
 import queue
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -11,6 +13,7 @@ import pytest
 
 from orchestra_jax.config.schema import ConfigError, MeshConfig
 from orchestra_jax.processes import Processes, lifeline
+from orchestra_jax.processes import start as start_of
 from orchestra_jax.processes.lifeline import GONE, Lifeline
 from orchestra_jax.processes.start import Ranks, ranks
 
@@ -106,6 +109,25 @@ def test_a_connection_that_breaks_ends_all_others_and_names_the_lost_one():
         assert sentence.startswith(f"Process 2 of 3 is gone, so process {index} ends too")
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(lambda: lifeline._exit("Process 1 of 2 is gone."), GONE), (lambda: start_of._fail_alone(SystemExit(5)), 5)],
+)
+def test_a_full_disk_under_the_outputs_does_not_keep_a_process_from_its_end(monkeypatch, end, status):
+    def ended(status: int) -> None:
+        raise SystemExit(status)
+
+    def full(*_words: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(start_of, "_ENDS_S", 0.0)
+    monkeypatch.setattr(lifeline.os, "_exit", ended)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(write=full, flush=full))
+    with pytest.raises(SystemExit, match=f"^{status}$"):
+        end()
 
 
 def test_silence_is_a_lost_machine(monkeypatch: pytest.MonkeyPatch):

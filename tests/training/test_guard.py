@@ -1,17 +1,21 @@
 """Deadlines and signals while Python is busy, in the event loop or in code that keeps the interpreter to itself."""
 
 import asyncio
+import errno
+import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orchestra_jax.io.event_loop import LoopThread
 from orchestra_jax.io.stopwatch import Stopwatch
-from orchestra_jax.training import guard
+from orchestra_jax.training import guard, guard_process
 from orchestra_jax.training.guard import LOG, guarded
 
 PATIENT = 600.0
@@ -133,6 +137,42 @@ def test_a_second_signal_ends_a_process_whose_python_cannot_run_and_tells_where_
         "command continues from the last checkpoint.\n"
     )
     assert "in hopeless" in (tmp_path / LOG).read_text()
+
+
+class Full:
+    """The error output on a full disk, or of a terminal that was closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def flush(self) -> None:
+        self.write("")
+
+
+def test_a_full_disk_under_the_error_output_keeps_no_process_alive(monkeypatch):
+    sent = list[tuple[int, int]]()
+    monkeypatch.setattr(guard_process.os, "kill", lambda *what: sent.append(what))
+    monkeypatch.setattr(sys, "stderr", Full())
+    guard_process._end(7, 34, "The run did not end when it was told twice")
+    assert sent == [(7, 34), (7, signal.SIGKILL)]
+
+
+def test_a_full_disk_under_the_stacks_does_not_stop_the_beats(monkeypatch):
+    """Without beats the process beside the run would take it for hung, and kill it."""
+    monkeypatch.setattr(guard, "_BEAT_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", Full())
+    reader, writer = os.pipe()
+    closing, busy = threading.Event(), SimpleNamespace(name="rollouts", busy_s=lambda: 99.0, frame=lambda: None)
+    thread = threading.Thread(target=guard._watch, args=(busy, writer, closing, Full(), 60.0))
+    thread.start()
+    for _ in range(5):
+        assert select.select([reader], [], [], 60)[0]
+        os.read(reader, 1)
+    assert thread.is_alive()
+    closing.set()
+    thread.join()
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.slow
