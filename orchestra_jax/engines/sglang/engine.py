@@ -255,7 +255,10 @@ class SGLangEngine:
             start = watch.seconds
             try:
                 async with self._pool.slot(lambda up: self._choose(up, session)) as server:
-                    return await self._ask(server, ids, params, count)
+                    piece = await self._ask(server, ids, params, count)
+                if piece.finish == "abort":  # the player of the episode tries again: elsewhere, if it can
+                    self._move(session)
+                return piece
             except asyncio.CancelledError:
                 if watch.overdue:  # the server is healthy, but too slow: the next try is elsewhere
                     self._move(session)

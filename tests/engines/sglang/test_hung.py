@@ -11,7 +11,17 @@ from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.io.stopwatch import Stopwatch
 from tests.engines.sglang import stub
-from tests.engines.sglang.stub import LOOKS, PROMPT, SECONDS, StubWeightSync, continuation, drop_tokens, one, soon
+from tests.engines.sglang.stub import (
+    LOOKS,
+    PROMPT,
+    SECONDS,
+    StubWeightSync,
+    changed,
+    continuation,
+    drop_tokens,
+    one,
+    soon,
+)
 
 
 async def test_what_a_hung_server_held_moves_to_the_other_within_seconds(make, servers):
@@ -231,7 +241,11 @@ async def test_the_only_server_may_hang_in_the_update_if_it_is_the_runs_own(make
     assert (await one(engine)).weight_version == 1
 
 
-@pytest.mark.parametrize("fault", [stub.status(500), stub.status(503), drop_tokens(3)])
+def aborted(answer, meta, rows) -> None:
+    meta["finish_reason"] = {"type": "abort", "message": "Aborted"}
+
+
+@pytest.mark.parametrize("fault", [stub.status(500), stub.status(503), drop_tokens(3), changed(aborted)])
 async def test_a_session_leaves_a_server_that_fails_at_every_request(make, servers, fault):
     engine = make(2)
     await one(engine)
