@@ -148,8 +148,7 @@ class Trainer:
         """Heed Ctrl-C, SIGTERM and SIGHUP during the block, and close everything at its end, however it comes.
 
         Raises:
-            Halted: a budget is used up, or a call was never recorded; the last finished step is saved.
-            Interrupted: the run was stopped, and the step under way took too long; the last finished step is saved.
+            Halted, Interrupted, ConfigError: a budget, the record, a signal or lost servers; the last step is saved.
         """
         with self.interrupt:
             try:
@@ -161,9 +160,9 @@ class Trainer:
                     self.save()
                 from orchestra_jax.training.endings import stopped
 
-                where = f"step {state.step} of {state.phase}"
-                raise stopped(error, where, self.money.spent.usd) from None
+                raise stopped(error, f"step {state.step} of {state.phase}", self.money.spent.usd) from None
             finally:
+                self._give_up()  # rollouts that run ahead are lost: they must not pay while a save is awaited
                 with ExitStack() as closing:
                     closing.callback(lambda: self.loop.run(self.serving.close()))
                     closing.callback(self.rollouts.stop)
@@ -235,11 +234,11 @@ class Trainer:
         del scored  # frees its arrays on the devices
         self._lap("update")
 
+        state.step += 1  # it is done, and is saved even if no server takes its weights
+        self.files.add(state.step, trajectories, rewards, advantages, informative, learner)
         self.push_weights()
         self._lap("sync")
 
-        state.step += 1
-        self.files.add(state.step, trajectories, rewards, advantages, informative, learner)
         spent, step_spent = self.money.run.spent, budget.spent
         if self.processes.count > 1:
             from orchestra_jax.training.whole_step import StepPart, whole_step
@@ -283,8 +282,8 @@ class Trainer:
             # The warm start's moments are freed before the policy's are made.
             state.trained = replace(state.trained, opt_state=None)
             state.trained = self.policy.init(state.trained.params, donate=True)
-        self.push_weights()
         state.phase, state.step = "policy", 0
+        self.push_weights()
         if self._keeps_reference:
             state.reference = starting_reference(self.cfg.algorithm, self.model.dtype, state.trained.params)
         state.notes["before"] = self.evaluate("before")

@@ -1,19 +1,23 @@
 """Signals: the run ends after its step, or without it once that takes too long, or at once when it is told twice."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from orchestra_jax.config import cli
-from orchestra_jax.engines.sglang.pool import NoServer
+from orchestra_jax.engines.embedded import EmbeddedEngine
+from orchestra_jax.engines.sglang.pool import NoServer, NotTakenError
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout import collector as collecting
+from orchestra_jax.training.checkpointing import Checkpoints
 from orchestra_jax.training.loggers.jsonl import read_metrics
 from orchestra_jax.training.main import exit_status, run
 from orchestra_jax.training.stopping import CleanInterrupt, handling
@@ -191,6 +195,69 @@ def test_a_run_without_any_server_ends_in_a_sentence_and_goes_on_later(tmp_path:
     monkeypatch.setattr(collecting.EpisodePlayer, "play", whole)
     run(small)
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+
+
+@pytest.mark.slow
+def test_rollouts_that_run_ahead_end_before_the_last_save_is_awaited(tmp_path: Path, monkeypatch):
+    """They are made again when the run goes on, and would pay for as long as a large checkpoint takes."""
+    small = config(
+        tmp_path, *MICRO, "steps=3", "warm_start.steps=0", "evaluation.questions=0", "rollout.lockstep=false",
+        "rollout.max_staleness=1", "rollout.slots=16",
+    )  # fmt: skip
+    play, push, close = collecting.EpisodePlayer.play, Trainer.push_weights, Checkpoints.close
+    begun, paying, left = itertools.count(), list[object](), list[int]()
+
+    async def trajectory(self, parent, on_done=None):
+        if next(begun) < small.algorithm.tasks_per_step * small.algorithm.group_size:
+            return await play(self, parent, on_done)
+        paying.append(self)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            paying.remove(self)
+
+    def stopped_by_step_1(self) -> None:
+        push(self)
+        if self.state.version == 2:
+            assert paying
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def slow_save(self) -> None:
+        end = time.monotonic() + 10
+        while paying and time.monotonic() < end:
+            time.sleep(0.01)
+        left.append(len(paying))
+        close(self)
+
+    monkeypatch.setattr(collecting.EpisodePlayer, "play", trajectory)
+    monkeypatch.setattr(Trainer, "push_weights", stopped_by_step_1)
+    monkeypatch.setattr(Checkpoints, "close", slow_save)
+    with pytest.raises(SystemExit, match=r"^130$"):
+        run(small)
+    assert left == [0]
+
+
+@pytest.mark.slow
+def test_a_step_whose_weights_no_server_takes_is_saved(tmp_path: Path, monkeypatch, capsys):
+    def taken(self, params, version: int):
+        if version == 3:
+            raise NotTakenError("No server took weight version 3: http://b:30000: It did not answer.")
+        return whole(self, params, version)
+
+    whole = EmbeddedEngine.update_weights
+    monkeypatch.setattr(EmbeddedEngine, "update_weights", taken)
+    small = config(
+        tmp_path, *MICRO, "steps=3", "warm_start.steps=0", "evaluation.questions=0", "checkpoint.every=50",
+    )  # fmt: skip
+    with pytest.raises(SystemExit, match=r"^2$"):
+        run(small)
+    assert complaints(capsys.readouterr().err) == [
+        "No server took weight version 3: http://b:30000: It did not answer. Stopped after step 2 of policy; with "
+        "servers that answer the same command continues there."
+    ]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["policy-000000", "policy-000002"]
+    run(small)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3]
 
 
 @pytest.mark.slow

@@ -22,6 +22,10 @@ class NoServer(OutOfTime):
     """No server took work for so long that the run gives up the step under way."""
 
 
+class NotTakenError(NoServer, UpdateError):
+    """No server took the weights of a step that is done: the run saves it, and goes on when there is one."""
+
+
 class SGLangPool:
     """Hands out servers, gives them new weights, and brings lost ones back.
 
@@ -159,7 +163,8 @@ class SGLangPool:
         If all of them are gone or hang, it waits for one that comes back.
 
         Raises:
-            UpdateError: no server took them, or one did not take back the memory that it had released.
+            NotTakenError: no server took them.
+            UpdateError: one did not take back the memory that it had released.
         """
         async with self._lock:
             await asyncio.gather(*map(self._resume_weights, self.servers))
@@ -176,7 +181,7 @@ class SGLangPool:
                     return
                 refused = servers and await self._answering()
                 if refused or self._now() > deadline:
-                    raise UpdateError(f"No server took weight version {version}: {self._problems()}")
+                    raise NotTakenError(f"No server took weight version {version}: {self._problems()}")
                 await asyncio.sleep(self._probe_s)
 
     async def _resume_weights(self, server: SGLangClient) -> None:
@@ -247,7 +252,8 @@ class SGLangPool:
             silent_s = self._now() - server.silent_since
             if server.misses >= _MISSES and silent_s >= _HANG * self._beat_s and not server.hung:
                 if server.up or server.awaited:
-                    print(f"SGLang server {server.url} hangs; its generations move to others.", flush=True)
+                    with contextlib.suppress(OSError):  # a full disk of the log must not keep them there
+                        print(f"SGLang server {server.url} hangs; its generations move to others.", flush=True)
                 self.lose(server, f"It did not answer {path} for {silent_s:.0f} s. ({error})")
                 server.give_up()
             raise
