@@ -16,6 +16,7 @@ from orchestra_jax.processes import Processes, joined
 from orchestra_jax.processes.lock import alone_in
 from orchestra_jax.rollout.chat import make_chat
 from orchestra_jax.training.build import keep_compiled, preflight
+from orchestra_jax.training.checkpoint_names import in_bucket
 from orchestra_jax.training.guard import guarded
 from orchestra_jax.training.loggers.base import RunLog, chosen
 from orchestra_jax.training.stopping import Interrupted, end_now, handling
@@ -35,8 +36,7 @@ def exit_status(processes: Processes | None = None, **places: str | None) -> Ite
         places: `folder` of the run, `calls`, its file of recorded calls, and `checkpoints`, its checkpoint.folder.
 
     Raises:
-        SystemExit: status 2 after one sentence for each thing that is missing; 3 after a budget or the record of calls
-            ended the run; 5 on a full disk; 130 after Ctrl-C, SIGTERM or SIGHUP.
+        SystemExit: with a status of docs/reliability.md, after a sentence for each thing that is to be mended.
     """
     try:
         with handling(end_now):
@@ -50,17 +50,19 @@ def exit_status(processes: Processes | None = None, **places: str | None) -> Ite
 
 
 @contextmanager
-def working_in(folder: Path, processes: Processes) -> Iterator[None]:
-    """Make the folder, and keep every other run out of it.
+def working_in(folder: Path, processes: Processes, checkpoints: str | None = None) -> Iterator[None]:
+    """Make the folder, and one of the run's checkpoints elsewhere, and keep every other run out of both.
 
     Raises:
-        ConfigError: another run is at work in it.
+        ConfigError: another run is at work in one of them.
     """
+    elsewhere = Path(checkpoints) if checkpoints and not in_bucket(checkpoints) else folder
+    places = {elsewhere.absolute(): "checkpoint.folder", folder.absolute(): "name"}
     with ExitStack() as held:
         with processes.together():
-            if processes.first:
-                folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(alone_in(folder))
+            for place, setting in reversed(places.items()) if processes.first else ():
+                place.mkdir(parents=True, exist_ok=True)
+                held.enter_context(alone_in(place, setting=setting))
         yield
 
 
@@ -88,7 +90,7 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
             keep_compiled(cfg)
             preflight(cfg, processes)
             chosen(cfg)
-        parts.enter_context(working_in(directory, processes))
+        parts.enter_context(working_in(directory, processes, cfg.checkpoint.folder))
         with processes.together():
             chat, environment = make_chat(cfg), make_environment(cfg)
             _print_forecast(cfg)

@@ -397,6 +397,17 @@ def test_a_folder_in_which_another_run_is_at_work_is_refused_before_anything_is_
         assert f"process {os.getpid()}" in line
 
 
+def test_a_folder_of_checkpoints_elsewhere_belongs_to_one_run(tmp_path: Path, capsys):
+    """Another run would remove its unfinished saves, and go on from its steps."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with alone_in(elsewhere), pytest.raises(SystemExit, match=r"^2$"):
+        run(config(tmp_path / "run", *MICRO, f"checkpoint.folder={elsewhere}"))
+    (line,) = complaints(capsys.readouterr().err)
+    assert line.startswith(f"Another run is at work in '{elsewhere}' (host ")
+    assert line.endswith("or choose another checkpoint.folder=...")
+
+
 @pytest.mark.slow
 def test_no_step_is_one_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run(config(tmp_path, *MICRO, "steps=0", "evaluation.questions=2", "evaluation.swap_questions=0"))
