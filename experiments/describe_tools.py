@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestra_jax.config.help import Parser, number
 from orchestra_jax.io.shipped import CONF
-from orchestra_jax.money import price_files
+from orchestra_jax.money import budgets, price_files
 
 
 async def run(options: argparse.Namespace) -> bool:
@@ -19,7 +19,6 @@ async def run(options: argparse.Namespace) -> bool:
     from rich.progress import Progress
 
     from orchestra_jax.data.sources import load_tasks  # only now: --help answers at once
-    from orchestra_jax.money import budgets
     from orchestra_jax.tools.experts import describing, descriptions, expert
 
     experts = expert.read_experts(options.experts)

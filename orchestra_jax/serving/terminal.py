@@ -39,7 +39,8 @@ def chat(policy: str, settings: Sequence[str], limits: Mapping[str, Any]) -> int
     """Answer lines of standard input until it ends; return the status to exit with."""
 
     def work(orchestrator: "Orchestrator") -> int:
-        tell(f"{_HELP}\nWishes: {' or '.join([*orchestrator.wishes, 'a sentence of your own'])}.")
+        named = "".join(f"{wish}, " for wish in orchestrator.wishes)
+        tell(f"{_HELP}\nWishes: {named and named + 'or '}a sentence of your own.")
         history, wish, spent = list[Message](), limits["wish"], 0.0
         while (line := _read_line()) is not None:
             command, _, words = line.partition(" ")

@@ -87,7 +87,7 @@ def test_few_questions_do_not_tell_which_is_cheaper():
     assert "60.0 % right at 1.66 cents; your best model alone (big): 60.0 % at 1.47. Too few" in found
     assert found.endswith("; the questions are too few to tell which is cheaper.")
     swapped = sentences(200 * dearer, 200 * best, "big")  # 2,000 questions tell it
-    assert swapped.endswith(" and 13 % dearer. Your best model alone is the better choice.")
+    assert swapped.endswith(", but 13 % dearer. Your best model alone is the better choice.")
     near = [replace(each, cents=each.cents * (1.004 if number % 2 else 0.996)) for number, each in enumerate(60 * best)]
     assert sentences(near, 60 * best, "big").endswith(" and for the same money, within chance.")
 

@@ -22,7 +22,7 @@ NEW = "new"  # split of the questions of the other table
 
 @dataclass(frozen=True)
 class Tables:
-    """What an environment plays with, as its settings and files say.
+    """Questions and models that an environment plays with, as its settings and files say.
 
     Attributes:
         options: `env.options`, with a value for each "auto".
