@@ -35,8 +35,10 @@ def spoken_wishes(kinds: Iterable[str] = _WITHOUT_TOOLS) -> dict[str, str]:
 def refuse_untrained(wish: str | None, trained: Collection[str]) -> None:
     """Raise ValueError if a wish is a word of `spoken_wishes` that is none of those of the policy's training."""
     if wish in spoken_wishes().keys() - set(trained):
-        known = ", ".join(trained) or "none"
-        raise ValueError(f"This policy was not trained on the wish {wish!r}; here are: {known}.")
+        known = "".join(f"{name}, " for name in trained)
+        raise ValueError(
+            f"This policy was not trained on the wish {wish!r}: write {known and known + 'or '}a sentence of your own."
+        )
 
 
 def _is_free(spec: ToolSpec) -> bool:

@@ -60,7 +60,7 @@ def test_a_served_policy_offers_the_wishes_of_its_training_alone(cfg: RunConfig)
         environment = QAEnvironment(replace(cfg, data=replace(cfg.data, preferences=told)))
         assert sorted(environment.wishes()) == wishes
         if not told:
-            with pytest.raises(ValueError, match="not trained on the wish 'cheap'; here are: none"):
+            with pytest.raises(ValueError, match="not trained on the wish 'cheap': write a sentence of your own"):
                 environment.pose("How much is 4 * 7?", "cheap")
         spoken = environment.pose("How much is 4 * 7?", "Spend little.").preference
         assert spoken.instruction == "Spend little."

@@ -92,7 +92,9 @@ def test_a_user_of_a_served_policy_may_name_the_wishes_of_training(table: Path):
         world = RecordedEnvironment(config(str(table), python=False, **({} if wishes is None else {"wishes": wishes})))
         assert sorted(world.wishes()) == named
         for word in {"best", "cheap", "fast"} - set(named):
-            with pytest.raises(ValueError, match=f"'{word}'; here are: {', '.join(named) or 'none'}."):
+            with pytest.raises(
+                ValueError, match=f"'{word}': write {''.join(f'{name}, or ' for name in named)}a sentence of your own."
+            ):
                 world.pose(question, word)
     silent = config(str(table), python=False)
     silent = replace(silent, data=replace(silent.data, preferences=False))
