@@ -4,16 +4,19 @@ import base64
 import functools
 import gzip
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, Protocol, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
 from orchestra_jax.evaluation.group_files import ARRAYS, NUMBERS, SUFFIX, StoredGroup, step_of
-from orchestra_jax.io.whole import write_whole
+from orchestra_jax.io.whole import replacing, write_whole
+from orchestra_jax.processes import Processes
 from orchestra_jax.types import Preference, Status, Task, ToolCall, ToolResult, ToolSpec, Trajectory, Turn, Usage
 
 
@@ -178,3 +181,55 @@ def _put_aside(path: Path, lines: Sequence[bytes]) -> None:
         f"{len(lines)} damaged lines of {str(path)!r} are put aside in {aside.name!r}; what they held is asked again."
     )
     print(said, file=sys.stderr, flush=True)
+
+
+class _Found(Protocol):
+    found: Kept
+
+
+_File = TypeVar("_File", bound=_Found)
+
+
+async def dealt(
+    folder: Path,
+    processes: Processes,
+    own: Sequence[tuple[int, int]],
+    opened: Callable[[], Sequence[_File]],
+) -> Sequence[_File]:
+    """Return this process's files of an evaluation; each has found what any process's has of this one's share.
+
+    An earlier start may have had another number of processes, whose files have other shares.
+
+    Args:
+        folder: of all trajectories.
+        own: places of this process's share.
+        opened: opens the files, in the same order in every process.
+    """
+    mine, files = set(own), list[_File]()
+
+    async def others() -> list[list[Kept]]:
+        _adopt(folder, processes)
+        files.extend(opened())
+        return [[{place: t for place, t in file.found.items() if place not in mine} for file in files]]
+
+    everyone = await processes.merged(others())
+    for number, file in enumerate(files):
+        for theirs in everyone:
+            file.found = theirs[number] | file.found
+        file.found = {place: file.found[place] for place in own if place in file.found}
+    return files
+
+
+def _adopt(folder: Path, processes: Processes) -> None:
+    """Move to this process's files its part of the lines that processes left which this start lacks."""
+    for gone in sorted(folder.glob("*/*.p*.jsonl")):
+        named = re.fullmatch(r"(.+)\.p(\d+)\.jsonl", gone.name)
+        if named is None or int(named[2]) < processes.count or int(named[2]) % processes.count != processes.index:
+            continue
+        path = gone.with_name(f"{named[1]}.p{processes.index}.jsonl" if processes.index else f"{named[1]}.jsonl")
+        files = [file for file in (path, gone.with_name(f".{gone.name}.rest"), gone) if file.is_file()]
+        whole = [file.read_bytes().rpartition(b"\n")[:2] for file in files]  # a kill may have cut a last line
+        with replacing(path) as part:
+            part.write_bytes(b"".join(chain(*whole)))
+        for file in set(files) - {path}:
+            file.unlink()

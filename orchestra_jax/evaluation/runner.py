@@ -122,9 +122,8 @@ class Evaluator:
     async def baselines(self) -> dict[str, dict[str, float | None]]:
         """Return the figures of every baseline on the held-out tasks, and of doing nothing on every benchmark.
 
-        The preference swap asks held-out questions again, and has no row of doing nothing.
-
-        Trajectories of doing nothing are kept as a policy's are. An expert alone is played where it is offered.
+        The preference swap asks held-out questions again, and has no row of doing nothing. Trajectories of doing
+        nothing are kept as a policy's are. An expert alone is played where it is offered.
         """
         runs, experts = await self._runs(), self.collector.environment.experts
         found = {name: summarize(run) | self._utility(run, runs) for name, run in runs.items()}
@@ -167,17 +166,26 @@ class Evaluator:
 
     async def collect(self, work: Work) -> list[Trajectory]:
         """Return the samples of each task of all processes, side by side."""
-        run = await share_all(self.processes, self.played(work))
+        if self.directory is None or (self.processes.count == 1 and not any(self.directory.glob("*/*.p*.jsonl"))):
+            files = self.files(work)
+        else:  # of several processes, now or at an earlier start
+            from orchestra_jax.evaluation.decoding import dealt
+
+            files = await dealt(self.directory, self.processes, self.places(work), lambda: self.files(work))
+        run = await share_all(self.processes, self.played(work, files))
         if any(row.role == "judge" for trajectory in run for row in trajectory.ledger):
             from orchestra_jax.evaluation.judged import disagreements  # only where there is a judge
 
             self.disagreements += [{"benchmark": work.name, **found} for found in disagreements(run)]
         return run
 
-    async def played(self, work: Work) -> list[Trajectory]:
-        """Return this process's share of the trajectories; play those that no earlier evaluation left."""
-        own = self.places(work)
-        file = self.file(work, self.collector.limits) if self.directory is not None else None
+    def files(self, work: Work) -> list[TrajectoryFile]:
+        """Open the files of this process's trajectories."""
+        return [self.file(work, self.collector.limits)] if self.directory is not None else []
+
+    async def played(self, work: Work, files: Sequence[TrajectoryFile]) -> list[Trajectory]:
+        """Return this process's share of the trajectories; play those that no earlier evaluation left in the files."""
+        own, file = self.places(work), files[0] if files else None
         found = dict(file.found) if file else {}
         missing = [place for place in own if place not in found]
         todo, numbers = [work.tasks[number] for number, _ in missing], [number for number, _ in missing]

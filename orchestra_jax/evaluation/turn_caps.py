@@ -15,6 +15,7 @@ from orchestra_jax.config.rollout import RolloutLimits
 from orchestra_jax.evaluation.figures import Row, value
 from orchestra_jax.evaluation.measures import question_intervals, summarize
 from orchestra_jax.evaluation.runner import Evaluator, Work
+from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
 from orchestra_jax.types import USER_ROLE, Status, Trajectory, Turn, Usage
 
 
@@ -32,19 +33,22 @@ class CappedEvaluator(Evaluator):
             by_cap[str(cap)] = summarize(some) | {"intervals": question_intervals(some, work.samples)}
         return found | {"turn_caps": by_cap}
 
-    async def played(self, work: Work) -> list[Trajectory]:
+    def files(self, work: Work) -> list[TrajectoryFile]:
         if work.engine is not self.engine or self.directory is None:
-            return await super().played(work)
-        folders = self._folders(work.folder)
-        whole = replace(work, folder=folders.pop(self.collector.limits))
-        shorter = {limits: self.file(replace(work, folder=folder), limits) for limits, folder in folders.items()}
-        file = self.file(whole, self.collector.limits)
+            return super().files(work)
+        return [self.file(replace(work, folder=name), limits) for limits, name in self._folders(work.folder).items()]
+
+    async def played(self, work: Work, files: Sequence[TrajectoryFile]) -> list[Trajectory]:
+        if work.engine is not self.engine or self.directory is None:
+            return await super().played(work, files)
+        shorter = dict(zip(self._folders(work.folder), files, strict=True))
+        file = shorter.pop(self.collector.limits)
         for limits, other in shorter.items():
             for place, trajectory in other.found.items():
                 if place not in file.found and not ended_by(trajectory, limits):
                     file.found[place] = trajectory
                     file.add(trajectory)
-        run = await super().played(whole)
+        run = await super().played(work, [file])
         for limits, other in shorter.items():
             for place, trajectory in zip(self.places(work), run, strict=True):
                 if place not in other.found:

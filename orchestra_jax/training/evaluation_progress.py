@@ -1,4 +1,4 @@
-"""Evaluators that show how far the policy is: trajectories done of all, dollars so far, time left."""
+"""Evaluations amid a run, and evaluators that show how far the policy is: trajectories done, dollars, time left."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from orchestra_jax.envs.base import Baseline
-from orchestra_jax.evaluation.benchmarks import in_parts
+from orchestra_jax.evaluation.benchmarks import HELD_OUT, in_parts
 from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.evaluation.trajectory_files import TrajectoryFile
 from orchestra_jax.evaluation.turn_caps import CappedEvaluator
@@ -86,3 +86,13 @@ class RunEvaluator(ShownEvaluator):
         alone = when in ("before", "after")
         with self.shown(lambda: self._budget.spent.usd) if alone else nullcontext():
             return await super().evaluate(when, identity, policy_model)
+
+
+def evaluation_metrics(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return figures for metrics.jsonl: `eval/FIGURE` of the held-out tasks, `eval/BENCHMARK/FIGURE` of others."""
+    return {
+        f"eval/{figure}" if benchmark == HELD_OUT else f"eval/{benchmark}/{figure}": value
+        for benchmark, figures in found.items()
+        for figure, value in figures.items()
+        if isinstance(value, float)
+    }

@@ -1,12 +1,10 @@
-"""Figures of a training step and of an evaluation amid a run, by their names in metrics.jsonl (docs/metrics.md)."""
+"""Figures of a training step by their names in metrics.jsonl (docs/metrics.md)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from orchestra_jax.evaluation.benchmarks import HELD_OUT
 from orchestra_jax.evaluation.calls import tool_entropy
 from orchestra_jax.evaluation.measures import summarize
 from orchestra_jax.money.budgets import Spending
@@ -83,13 +81,3 @@ def update_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def spending_metrics(run: Spending, step: Spending) -> dict[str, float]:
     """Return what was paid outside; empty if everything is simulated, local or replayed."""
     return {"spend/usd": run.usd, "spend/step_usd": step.usd} if run.calls else {}
-
-
-def evaluation_metrics(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return figures of an evaluation: `eval/FIGURE` of the held-out tasks, `eval/BENCHMARK/FIGURE` of others."""
-    return {
-        f"eval/{figure}" if benchmark == HELD_OUT else f"eval/{benchmark}/{figure}": value
-        for benchmark, figures in found.items()
-        for figure, value in figures.items()
-        if isinstance(value, float)
-    }

@@ -36,7 +36,7 @@ from orchestra_jax.training.checkpointing import Checkpoints, RunState
 from orchestra_jax.training.loggers.base import RunLog
 from orchestra_jax.training.loggers.progress import ProgressBar, show_step
 from orchestra_jax.training.loggers.rollouts import RolloutFiles
-from orchestra_jax.training.metrics import evaluation_metrics, rollout_metrics, spending_metrics, update_metrics
+from orchestra_jax.training.metrics import rollout_metrics, spending_metrics, update_metrics
 from orchestra_jax.training.policy_weights import engine_params, fingerprint, starting_reference
 from orchestra_jax.training.stopping import CleanInterrupt, Interrupted
 from orchestra_jax.training.update import update
@@ -185,6 +185,8 @@ class Trainer:
                 metrics["seconds"] = self.seconds()
                 refused: BudgetExceeded | ReplayMiss | OutOfTime | None = None
                 if cfg.evaluation.every and state.step % cfg.evaluation.every == 0 and state.step < cfg.steps:
+                    from orchestra_jax.training.evaluation_progress import evaluation_metrics
+
                     try:
                         metrics |= evaluation_metrics(self.evaluate(f"step {state.step}"))
                     except (BudgetExceeded, ReplayMiss, OutOfTime) as error:
@@ -251,13 +253,8 @@ class Trainer:
             from orchestra_jax.training.loggers import transcripts
 
             transcripts.write_transcripts(self.directory / "trajectories", state.step, trajectories[::size][:most])
-        figures = {
-            **rollout_metrics(trajectories, rewards, informative),
-            **ages,
-            **update_metrics(updates),
-            **spending_metrics(spent, step_spent),
-            "lr": rate,
-        }
+        figures = rollout_metrics(trajectories, rewards, informative) | ages | update_metrics(updates)
+        figures |= {**spending_metrics(spent, step_spent), "lr": rate}
         self._lap("other")
         times, self._times = self._times, {}
         if self.cfg.logger.speed:

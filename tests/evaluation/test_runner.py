@@ -377,16 +377,16 @@ def test_every_sample_of_a_question_is_asked_once_and_goes_on_from_what_is_there
 
 
 class InThread(SeveralProcesses):
-    """One of two processes that are threads: what they exchange goes through `table`."""
+    """One of several processes that are threads: what they exchange goes through `table`."""
 
     def __init__(self, index: int, table: dict[int, bytes], meeting: threading.Barrier) -> None:
-        super().__init__(index, 2)
+        super().__init__(index, meeting.parties)
         self._table, self._meeting = table, meeting
 
     def gather(self, value: Any) -> list[Any]:
         self._table[self.index] = pickle.dumps(value)
         self._meeting.wait(120)
-        found = [pickle.loads(self._table[index]) for index in range(2)]
+        found = [pickle.loads(self._table[index]) for index in range(self.count)]
         self._meeting.wait(120)
         return found
 
@@ -417,16 +417,16 @@ def test_two_processes_share_the_samples_and_have_the_figures_of_one(world, coll
 
         return asyncio.run(evaluated())
 
-    def by_two() -> list[dict[str, Any]]:
-        table, meeting = dict[int, bytes](), threading.Barrier(2)
-        with ThreadPoolExecutor(2) as threads:
-            return list(threads.map(lambda n: evaluate(tmp_path / "two", InThread(n, table, meeting)), range(2)))
+    def by(count: int) -> list[dict[str, Any]]:
+        table, meeting = dict[int, bytes](), threading.Barrier(count)
+        with ThreadPoolExecutor(count) as threads:
+            return list(threads.map(lambda n: evaluate(tmp_path / "two", InThread(n, table, meeting)), range(count)))
 
     parrot.generate = by_seed
     alone, asked = evaluate(tmp_path / "one"), sorted(parrot.asked)
     assert 0 < alone["pass@k"]["2"] < 1
     parrot.asked = []
-    assert by_two() == [alone, alone]
+    assert by(2) == [alone, alone]
     assert sorted(parrot.asked) == asked
     assert len(asked) == 7 * 2 + 7
     kept = tmp_path / "two" / "now"
@@ -437,8 +437,15 @@ def test_two_processes_share_the_samples_and_have_the_figures_of_one(world, coll
     rows = [json.loads(line) for file in kept.glob(f"{name}*.jsonl") for line in file.read_text().splitlines()]
     assert sorted((row["group"], row["member"]) for row in rows) == [(n, k) for n in range(7) for k in range(2)]
     parrot.asked = []
-    assert by_two() == [alone, alone]
-    assert parrot.asked == []
+    for count in (2, 5, 3, 1, 2):  # of processes, when it goes on
+        assert by(count) == [alone] * count
+        assert parrot.asked == []
+    assert len(list(kept.iterdir())) == 4  # of two processes
+    file = kept / f"{name}.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-3]) + "{")
+    (kept / f".{name}.p1.jsonl.rest").write_text("")
+    assert [evaluate(tmp_path / "two")] * 2 == by(2) == [alone] * 2
+    assert len(parrot.asked) == 3
 
 
 def test_a_policy_that_always_raises_is_neither_right_nor_wrong(collector, parrot):

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,14 @@ from orchestra_jax.evaluation.runner import Evaluator
 from orchestra_jax.evaluation.turn_caps import CappedEvaluator, capped, cut, draw_turn_caps, ended_by, widest
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.money.prices import Price, PriceList
+from orchestra_jax.processes import Processes
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.collector import Collector
 from orchestra_jax.rollout.messages import WholeReply
 from orchestra_jax.rollout.parsing import render_call
 from orchestra_jax.tools.executor import ToolExecutor
 from orchestra_jax.types import InfrastructureError, Status, Task, ToolCall, ToolResult, Trajectory, Usage
+from tests.evaluation.test_runner import InThread
 
 PRICES = PriceList("test", "2026-11-20", "test", {"orchestrator": Price(input=1.0, output=2.0)})
 LIMITS = RolloutLimits(max_turns=3, max_calls=3, max_length=1500, max_new_tokens=32)
@@ -135,13 +139,15 @@ def test_what_failed_later_had_ended_before(environment: QuickstartEnvironment, 
         assert cut(trajectory, limits) is trajectory
 
 
-def evaluator(environment: QuickstartEnvironment, caps: Sequence[int], folder: Path) -> tuple[Evaluator, Wanderer]:
+def evaluator(
+    environment: QuickstartEnvironment, caps: Sequence[int], folder: Path, processes: Processes | None = None
+) -> tuple[Evaluator, Wanderer]:
     evaluation = EvaluationConfig(benchmarks=["held_out"], questions=QUESTIONS, temperature=0.0, turn_caps=list(caps))
     cfg = replace(RunConfig(), evaluation=evaluation, rollout=replace(RunConfig().rollout, limits=LIMITS))
     made = collector(environment, widest(LIMITS, caps))
     engine = Wanderer(made.chat)
     kind = CappedEvaluator if caps else Evaluator
-    return kind(cfg, made, engine, Budget(), folder), engine  # type: ignore[arg-type]
+    return kind(cfg, made, engine, Budget(), folder, processes), engine  # type: ignore[arg-type]
 
 
 def test_every_cap_has_its_figures_and_nothing_is_sampled_twice(environment, tmp_path, monkeypatch):
@@ -186,6 +192,22 @@ def test_every_cap_has_its_figures_and_nothing_is_sampled_twice(environment, tmp
     resumed, engine = evaluator(environment, CAPS, tmp_path)
     assert asyncio.run(resumed.evaluate("policy", "p"))["held_out"] == figures
     assert engine.turns == 0
+
+
+def test_one_process_goes_on_from_what_two_have_sampled(tmp_path):
+    async def evaluated(processes: Processes | None) -> tuple[dict[str, Any], int]:
+        own = QuickstartEnvironment(RunConfig())  # its sandbox belongs to one event loop
+        made, engine = evaluator(own, CAPS, tmp_path, processes)
+        try:
+            return (await made.evaluate("policy", "p"))["held_out"], engine.turns
+        finally:
+            await own.close()
+
+    table, meeting = dict[int, bytes](), threading.Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
+        two = list(threads.map(lambda n: asyncio.run(evaluated(InThread(n, table, meeting))), range(2)))
+    assert all(turns for _, turns in two)
+    assert asyncio.run(evaluated(None)) == (two[0][0], 0) == (two[1][0], 0)
 
 
 def test_the_rows_and_the_picture(tmp_path: Path):
