@@ -90,6 +90,10 @@ def run(cfg: RunConfig, opening: str = "", start: Start | None = None) -> None:
             keep_compiled(cfg)
             preflight(cfg, processes)
             chosen(cfg)
+        if processes.count > processes.beside:
+            from orchestra_jax.training.prerequisites import refuse_shared_record
+
+            refuse_shared_record(cfg.replay, processes)
         parts.enter_context(working_in(directory, processes, cfg.checkpoint.folder))
         with processes.together():
             chat, environment = make_chat(cfg), make_environment(cfg)

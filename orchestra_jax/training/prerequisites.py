@@ -1,11 +1,14 @@
 """Check what a run needs from elsewhere: the hub, a checkpoint's policy, servers, the processes beside it."""
 
 import contextlib
+import re
+import socket
+from pathlib import Path
 
 import jax
 
-from orchestra_jax.config.choices import EngineName
-from orchestra_jax.config.schema import ConfigError, ModelConfig, RunConfig
+from orchestra_jax.config.choices import EngineName, ReplayMode
+from orchestra_jax.config.schema import ConfigError, ModelConfig, ReplayConfig, RunConfig
 from orchestra_jax.io import hub
 from orchestra_jax.models.base import DecoderConfig
 from orchestra_jax.models.checkpoint.reading import read_config
@@ -15,6 +18,10 @@ from orchestra_jax.rl.setup import device_mesh
 from orchestra_jax.rollout.chat import ChatFormat
 from orchestra_jax.rollout.sharing import process_problems
 from orchestra_jax.types import ToolSpec
+
+_MOUNTS = Path("/proc/self/mountinfo")  # Linux alone has it
+_NETWORK = re.compile(r"nfs4?|cifs|smb\w*|lustre|beegfs\w*|gpfs|ceph|glusterfs|wekafs|pvfs2|afs|9p|fuse\..*")
+_OF_THIS_MACHINE = ("fuse.fuse-overlayfs", "fuse.mergerfs")
 
 
 def hub_problems(cfg: RunConfig) -> list[str]:
@@ -75,3 +82,36 @@ def beside_problems(cfg: RunConfig, processes: Processes) -> list[str]:
             tensor = 1 if mesh is None else mesh.shape["tensor"]
             found += process_problems(cfg.algorithm, cfg.rollout, count, devices, tensor, processes.beside)
     return found
+
+
+def refuse_shared_record(replay: ReplayConfig, processes: Processes) -> None:
+    """Refuse a file of recorded calls on a network disk that several machines would write: it would be damaged.
+
+    Raises:
+        ConfigError: in all processes.
+    """
+    if replay.mode in (ReplayMode.off, ReplayMode.replay) or not replay.path:
+        return
+    path = Path(replay.path).resolve()
+    own = socket.gethostname(), path, network_disk(path)
+    everyone = set(processes.gather(own))
+    with processes.together():
+        for _, path, disk in sorted(everyone, key=repr):
+            hosts = sorted({host for host, other, _ in everyone if other == path})
+            if disk and len(hosts) > 1:
+                raise ConfigError(
+                    f"replay.path={replay.path} lies on a network disk ({disk}), where {' and '.join(hosts[:2])} must "
+                    f"not write one SQLite file: set a path on a disk of each machine, as replay.path=/tmp/{path.name}."
+                )
+
+
+def network_disk(path: Path) -> str | None:
+    """Return the kind of the network disk that an absolute path lies on, such as nfs4; None: no such disk is known."""
+    found, longest = None, -1
+    with contextlib.suppress(OSError):
+        for line in _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
+            mount, _, kind = line.partition(" - ")
+            place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount.split(" ")[4])
+            if path.is_relative_to(place) and len(place) >= longest:  # a later mount hides one at the same place
+                found, longest = kind.split(" ")[0], len(place)
+    return found if found and _NETWORK.fullmatch(found) and found not in _OF_THIS_MACHINE else None

@@ -47,7 +47,8 @@ SMALL = (
 )  # fmt: skip
 
 # More ways to stop: an error that ends the rollouts of the step after the named one, in the process that it names; and
-# rollouts of that step that never end, in a process that is told to stop meanwhile (TOLD) or is not (HANG).
+# rollouts of that step that never end, in a process that is told to stop meanwhile (TOLD) or is not (HANG). ELSEWHERE
+# is no way to stop: the process is on a machine of its own, which has the mounts of a file.
 RAISING = """
 import asyncio, os, signal, sys
 from orchestra_jax.money.budgets import BudgetExceeded
@@ -66,6 +67,11 @@ if kind in ("BudgetExceeded", "ReplayMiss"):
         return taken
 
     RolloutSource._take = take
+if kind.startswith("ELSEWHERE "):
+    import pathlib, socket
+    from orchestra_jax.training import prerequisites
+    sys.argv[1], prerequisites._MOUNTS = "", pathlib.Path(kind.removeprefix("ELSEWHERE "))
+    socket.gethostname = lambda: f"node-{os.getpid()}"
 if kind in ("HANG", "TOLD"):
     from orchestra_jax.rollout import collector
     sys.argv[1] = ""
