@@ -206,9 +206,14 @@ class Trainer:
     def policy_step(self) -> dict[str, float]:
         """Take one step of the method, and return its metrics: collect, score, update, push the weights."""
         state, budget = self.state, self.money.step()
+        position = self.rollouts.get_state()
         trajectories, ages = self.rollouts.take(state.step, state.version, budget, self.rewards.informative)
         self._lap("rollout")
-        self.free_gpus()
+        try:
+            self.free_gpus()
+        except OutOfTime:  # the run that goes on repeats this step
+            self.rollouts.set_state(position)
+            raise
 
         rewards, advantages, informative = self.rewards.reward_and_advantage(trajectories)
         self._lap("score")

@@ -54,7 +54,7 @@ class Parts(Trainer):
         self.rewards = GroupRewards(CFG.reward, CFG.algorithm.advantage, CFG.algorithm.group_size, 3, 4)
         self.state = parts(step=0, version=1, reference=None, trained=parts(step=0))
         self.money: Any = parts(step=lambda: Budget(), run=parts(spent=Spending(9.0, 1, 1)))
-        self.rollouts = parts(take=lambda *_: (trajectories, {"groups/collected": 5.0}))
+        self.rollouts = parts(take=lambda *_: (trajectories, {"groups/collected": 5.0}), get_state=dict)
         self.loop, self.serving = parts(run=lambda _: None), parts(free_gpus=lambda: None)
         self.files, self.watch = parts(add=lambda *_: None, on=True), None
         self._times, self._lapped = {}, 0.0

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from orchestra_jax.config import cli
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.engines.embedded import EmbeddedEngine
-from orchestra_jax.engines.sglang.pool import NoServer, NotTakenError
+from orchestra_jax.engines.sglang.client import UpdateError
+from orchestra_jax.engines.sglang.pool import NoServer
 from orchestra_jax.money.budgets import Budget
 from orchestra_jax.rollout import collector as collecting
 from orchestra_jax.training.checkpointing import Checkpoints
@@ -24,7 +27,7 @@ from orchestra_jax.training.stopping import CleanInterrupt, handling
 from orchestra_jax.training.trainer import Trainer
 from orchestra_jax.types import OutOfTime
 from tests.rollout.scripted import HANG, TASK, FakeEngine, make, word_tokenizer
-from tests.training.test_trainer import MICRO, complaints, config
+from tests.training.test_trainer import MICRO, assert_same_arrays, complaints, config, untimed
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -241,7 +244,7 @@ def test_rollouts_that_run_ahead_end_before_the_last_save_is_awaited(tmp_path: P
 def test_a_step_whose_weights_no_server_takes_is_saved(tmp_path: Path, monkeypatch, capsys):
     def taken(self, params, version: int):
         if version == 3:
-            raise NotTakenError("No server took weight version 3: http://b:30000: It did not answer.")
+            raise UpdateError("No server took weight version 3: http://b:30000: It did not answer.")
         return whole(self, params, version)
 
     whole = EmbeddedEngine.update_weights
@@ -258,6 +261,34 @@ def test_a_step_whose_weights_no_server_takes_is_saved(tmp_path: Path, monkeypat
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["policy-000000", "policy-000002"]
     run(small)
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["algorithm.refill=1"]], ids=["tasks in turns", "a stream of groups"])
+def test_a_step_whose_memory_a_server_keeps_is_made_again_from_the_one_before(tmp_path, monkeypatch, capsys, more):
+    updates = itertools.count(1)
+
+    async def freed(self) -> None:
+        if next(updates) == 3:
+            raise UpdateError("http://b:30000 did not release its GPU memory (status 500); look at its log.")
+
+    def small(folder: Path) -> RunConfig:
+        return config(
+            folder, *MICRO, "steps=3", "warm_start.steps=0", "evaluation.questions=0", "checkpoint.every=50", *more,
+        )  # fmt: skip
+
+    run(small(tmp_path / "whole"))
+    monkeypatch.setattr(RunEngine, "free_gpus", freed)
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match=r"^2$"):
+        run(small(tmp_path / "stopped"))
+    assert complaints(capsys.readouterr().err) == [
+        "http://b:30000 did not release its GPU memory (status 500); look at its log. Stopped after step 2 of policy; "
+        "with servers that answer the same command continues there."
+    ]
+    run(small(tmp_path / "stopped"))
+    assert_same_arrays(tmp_path / "stopped", tmp_path / "whole")
+    assert untimed(read_metrics(tmp_path / "stopped")) == untimed(read_metrics(tmp_path / "whole"))
 
 
 @pytest.mark.slow

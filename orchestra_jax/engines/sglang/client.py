@@ -8,6 +8,7 @@ from typing import Any
 from orchestra_jax.config.ranges import ConfigError
 from orchestra_jax.io.http_json import JsonClient, ServerError
 from orchestra_jax.io.stopwatch import Stopwatch, current
+from orchestra_jax.types import OutOfTime
 
 _MEMORY_S = 120.0  # for a server to give its memory back or to take it again
 # Memory by SGLang's tags, in the order in which a server takes it again: room for the weights before their update; the
@@ -16,8 +17,8 @@ WEIGHTS = ("weights",)
 CACHE = ("kv_cache", "cuda_graph")
 
 
-class UpdateError(RuntimeError, ConfigError):
-    """The servers cannot be used around an update: the run ends in this sentence, and goes on from its checkpoint."""
+class UpdateError(RuntimeError, ConfigError, OutOfTime):
+    """The servers cannot be used around an update: the run saves its last finished step and ends in this sentence."""
 
 
 class SGLangClient(JsonClient):

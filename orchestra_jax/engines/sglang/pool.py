@@ -22,10 +22,6 @@ class NoServer(OutOfTime):
     """No server took work for so long that the run gives up the step under way."""
 
 
-class NotTakenError(NoServer, UpdateError):
-    """No server took the weights of a step that is done: the run saves it, and goes on when there is one."""
-
-
 class SGLangPool:
     """Hands out servers, gives them new weights, and brings lost ones back.
 
@@ -163,8 +159,7 @@ class SGLangPool:
         If all of them are gone or hang, it waits for one that comes back.
 
         Raises:
-            NotTakenError: no server took them.
-            UpdateError: one did not take back the memory that it had released.
+            UpdateError: no server took them, or one did not take back the memory that it had released.
         """
         async with self._lock:
             await asyncio.gather(*map(self._resume_weights, self.servers))
@@ -181,7 +176,7 @@ class SGLangPool:
                     return
                 refused = servers and await self._answering()
                 if refused or self._now() > deadline:
-                    raise NotTakenError(f"No server took weight version {version}: {self._problems()}")
+                    raise UpdateError(f"No server took weight version {version}: {self._problems()}")
                 await asyncio.sleep(self._probe_s)
 
     async def _resume_weights(self, server: SGLangClient) -> None:
