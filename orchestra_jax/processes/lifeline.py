@@ -19,6 +19,7 @@ GONE = 4  # exit status of a process that ends because another one is gone
 _BEAT_S = 2.0
 _SILENT_S = 45.0
 _MEET_S = 60.0
+_NAME_S = 5.0  # for one that connects to say its number, which our processes do at once
 _BEAT, _BYE, _LATE = b".", b"x", b"!"
 _GONE = re.compile(rb"(\d+);")  # what the first process says to the others about one that is gone
 
@@ -51,11 +52,16 @@ class Lifeline:
         self.on_late: Callable[[], None] | None = None
         if index == 0:
             with socket.create_server(("", 0), backlog=count) as server:
-                server.settimeout(_MEET_S)
                 share_port(server.getsockname()[1])
-                for _ in range(count - 1):
+                deadline = time.monotonic() + _MEET_S
+                while len(self._peers) < count - 1:
+                    server.settimeout(max(0.1, deadline - time.monotonic()))
                     peer, _ = server.accept()
-                    self._peers[int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big")] = peer
+                    number = _number(peer)
+                    if 0 < number < count and number not in self._peers:
+                        self._peers[number] = peer
+                    else:  # such as a scanner of ports
+                        peer.close()
         else:
             first = socket.create_connection((host, share_port(None)), timeout=_MEET_S)
             first.sendall(index.to_bytes(4, "big"))
@@ -112,6 +118,17 @@ class Lifeline:
             f"Process {index} of {self._count} is gone, so process {self._index} ends too; the same command "
             "continues from the last checkpoint."
         )
+
+
+def _number(peer: socket.socket) -> int:
+    """Return the number that a process says when it connects; 0 for what is none of ours."""
+    said = b""
+    peer.settimeout(_NAME_S)
+    with contextlib.suppress(OSError):
+        while len(said) < 4 and (more := peer.recv(4 - len(said))):
+            said += more
+    peer.settimeout(None)
+    return int.from_bytes(said, "big") if len(said) == 4 else 0
 
 
 def _exit(sentence: str) -> None:

@@ -163,6 +163,35 @@ def test_silence_is_a_lost_machine(monkeypatch: pytest.MonkeyPatch):
     first.close()
 
 
+@pytest.mark.parametrize("said", [b"", None, b"GET / HTTP/1.1\r\n", b"\0\0\0\0", b"\0\0"])
+def test_a_stranger_that_connects_first_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, said: bytes | None):
+    """Such as a scanner of ports: it says something else, closes the connection (None), or says nothing at all."""
+    monkeypatch.setattr(lifeline, "_NAME_S", 0.2)
+    strangers, port = list[socket.socket](), queue.Queue[int]()
+
+    def share_port(own: int | None) -> int:
+        if own is None:
+            return port.get()
+        strangers.append(socket.create_connection(("127.0.0.1", own)))
+        if said is None:
+            strangers[0].close()
+        else:
+            strangers[0].sendall(said)
+        port.put(own)
+        return own
+
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(Lifeline, n, 2, "127.0.0.1", share_port) for n in range(2)]
+        first, second = (future.result(30) for future in made)
+    assert first._peers.keys() == {1}
+    second.on_late = (heard := threading.Event()).set
+    first.late()
+    assert heard.wait(30)
+    for line in (second, first):
+        line.close()
+    strangers[0].close()
+
+
 def test_who_is_late_is_heard_by_all_and_ends_nobody():
     made, said = lifelines(3)
     heard = [threading.Event() for _ in made]
