@@ -1,9 +1,11 @@
 """Start SGLang as a run's engine: on servers that are there, or on servers that the run starts itself."""
 
 import os
+import re
+import shutil
 import uuid
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from orchestra_jax.config.rollout import RolloutConfig
@@ -12,11 +14,11 @@ from orchestra_jax.engines.base import RunEngine
 from orchestra_jax.engines.sglang.engine import SGLangEngine
 from orchestra_jax.engines.sglang.process import ServerConfig, SGLangProcess, reviver
 from orchestra_jax.engines.sglang.protocol import CONTEXT_SPARE
-from orchestra_jax.engines.sglang.weight_sync import DiskWeightSync
+from orchestra_jax.engines.sglang.weight_sync import WRITTEN, DiskWeightSync
 from orchestra_jax.models import checkpoint
 from orchestra_jax.models.base import DecoderConfig, Params
 from orchestra_jax.processes import Processes
-from orchestra_jax.processes.lock import alone_in
+from orchestra_jax.processes.lock import FILE_NAME, alone_in
 from orchestra_jax.types import InfrastructureError
 
 _LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
@@ -102,6 +104,7 @@ async def start_servers(
         if folder is not None:  # another run's weights there would have the same names
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(alone_in(folder, setting="rollout.weight_folder"))
+            _remove_gone(Path(str(rollout.weight_folder)), processes)
         if servers and processes.count == 1:
             write_model(rollout, model, params, directory)
         for number, server in enumerate(servers, 1):
@@ -118,6 +121,26 @@ async def start_servers(
             raise ConfigError(str(error)) from error
         raise
     return running
+
+
+def _remove_gone(root: Path, processes: Processes) -> None:
+    """Remove the weights of processes that an earlier start of the run had and this one lacks: 16 GB each at 8B.
+
+    A folder is left as it is if it has anything but a lock and weights, or if a run is at work in it.
+    """
+    for place in sorted(root.iterdir()):
+        if not re.fullmatch(r"0|[1-9]\d*", place.name) or place.is_symlink() or not place.is_dir():
+            continue
+        number, here = int(place.name), processes.count if processes.count > 1 else 0  # one process has no number
+        names = {path.name for path in place.iterdir()}
+        ours = FILE_NAME in names and all(map(WRITTEN.fullmatch, names - {FILE_NAME}))
+        if ours and number >= here and number % processes.count == processes.index:
+            with suppress(OSError, ConfigError):
+                with alone_in(place):
+                    for name in names - {FILE_NAME}:
+                        shutil.rmtree(place / name)
+                    (place / FILE_NAME).unlink()
+                place.rmdir()
 
 
 def own_servers(rollout: RolloutConfig, version: int, directory: Path, processes: Processes) -> list[SGLangProcess]:

@@ -30,7 +30,7 @@ _READ_S = 600.0  # for a server to read the folder
 _ABANDON_S = 10.0  # for abort and continue of a server that has failed: it may never answer
 _ATTEMPTS = 2
 _SHARED_MEMORY = Path("/dev/shm")
-_FOLDER = re.compile(r"weights-\d+|\.weights-\d+\.(partial|old)")  # what a sync writes, and may delete
+WRITTEN = re.compile(r"weights-\d+|\.weights-\d+\.(partial|old)")  # folders that a sync writes, and may delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class DiskWeightSync:
     def _save(self, folder: Path, params: Params, size: int) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for path in folder.parent.iterdir():
-            if _FOLDER.fullmatch(path.name):
+            if WRITTEN.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
         free = shutil.disk_usage(folder.parent).free
         if free < size:

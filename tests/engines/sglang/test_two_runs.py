@@ -11,6 +11,7 @@ from orchestra_jax.config.schema import ConfigError
 from orchestra_jax.engines.sglang.start import start_servers
 from orchestra_jax.io.http_json import ServerError
 from orchestra_jax.processes import Processes
+from orchestra_jax.processes.lock import FILE_NAME, alone_in
 
 from .stub import one, soon
 from .test_start import CONFIG, LIMITS, masters
@@ -47,3 +48,24 @@ async def test_a_folder_of_weights_belongs_to_one_run(servers, tmp_path: Path):
     assert [path.name for path in folder.glob("weights-*")] == ["weights-00000001"]
     await first.close()
     await (await start(servers[1].url, folder, tmp_path / "b")).close()
+
+
+@pytest.mark.parametrize(("count", "own"), [(1, []), (2, ["0", "1"])])
+async def test_weights_of_processes_that_a_start_lacks_are_removed(servers, tmp_path: Path, count: int, own: list[str]):
+    folder, urls = tmp_path / "shared", [each.url for each in servers]
+    rollout = RolloutConfig(engine="sglang", limits=LIMITS, urls=urls, weight_folder=str(folder))
+    for name in ("0", "1", "2", "3", "4", "5", "6", "03", "notes"):
+        (folder / name / "weights-00000007").mkdir(parents=True)
+        (folder / name / "weights-00000007" / "model.safetensors").write_bytes(b"16 GB")
+        (folder / name / FILE_NAME).touch()
+    (folder / "2" / ".weights-00000008.partial").mkdir()
+    (folder / "4" / "mine.txt").touch()
+    (folder / "5" / FILE_NAME).unlink()
+    kept = ["03", "4", "5", "6", "notes"]
+    with alone_in(folder / "6"):  # a run is at work there
+        for index in range(count):
+            await (await start_servers(rollout, CONFIG, masters(), 1, 50, tmp_path, Processes(index, count))).close()
+    assert sorted(path.name for path in folder.iterdir() if path.name not in (FILE_NAME, "weights-00000001")) == sorted(
+        own + kept
+    )
+    assert all((folder / name / "weights-00000007" / "model.safetensors").is_file() for name in kept)
