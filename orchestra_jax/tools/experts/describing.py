@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 
 from orchestra_jax.data.sources import Question
 from orchestra_jax.money.budgets import Budget, BudgetExceeded
@@ -102,8 +103,10 @@ async def forecast(job: DescriptionJob) -> tuple[Forecast, ...]:
     Expected are as many completion tokens as the recorded replies of the model have, else EXPECTED_TOKENS. The worst
     case is `max_tokens` in every reply and TRIES descriptions; requests that are billed and lost are not in it.
     """
-    Replay(job.calls, "replay_or_record").close()  # makes the file if there is none
-    replay = Replay(job.calls, "replay")
+    with TemporaryDirectory() as empty:  # nothing is written beside the descriptions before they are made
+        calls = job.calls if job.calls.is_file() else Path(empty, "calls.db")
+        Replay(calls, "replay_or_record").close()  # takes up what waits, or makes an empty file
+        replay = Replay(calls, "replay")
     clients, unpaid = job.clients(replay), Budget()  # the record alone answers
     lines: dict[str, list[Forecast]] = defaultdict(list)
     try:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -114,6 +115,9 @@ class Expert:
         return self.base_url.rstrip("/")
 
 
+_FIELDS = list(Expert.__dataclass_fields__)
+
+
 def read_experts(path: str | Path) -> list[Expert]:
     """Read a YAML file: {defaults: {field: value}, experts: {name: {field: value}}} with the fields of `Expert`.
 
@@ -137,15 +141,17 @@ def read_experts(path: str | Path) -> list[Expert]:
         for key, group in (("defaults", defaults), (f"experts.{shown(name)}", fields or {})):
             if not isinstance(name, str) or not isinstance(group, dict) or not all(isinstance(k, str) for k in group):
                 raise ValueError(f"{file.name}: {key} must be a name with fields, NAME: {{FIELD: VALUE}}.")
+            if odd := [each for each in group if each not in _FIELDS]:
+                near = get_close_matches(odd[0], _FIELDS, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"an expert has {', '.join(_FIELDS)}."
+                raise ValueError(f"{file.name}: {key} has the unknown field {shown(odd[0])}: {hint}")
         given = {"name": name, "model": name, **api_fields(name), **defaults, **(fields or {})}
-        known = {key: value for key, value in given.items() if key in Expert.__dataclass_fields__}
-        if wrong := next(wrong_values(f"experts.{shown(name)}", known, Expert, {}), None):
+        if wrong := next(wrong_values(f"experts.{shown(name)}", given, Expert, {}), None):
             raise ValueError(f"{file.name}: {wrong}")
+        if "base_url" not in given:
+            raise ValueError(f"{file.name}: experts.{shown(name)} has no base_url, the address of its server: add it.")
         try:
             experts.append(Expert(**given))
-        except TypeError as error:  # a field that Expert has not, or lacks
-            problem = str(error).partition("__init__() ")[2]
-            raise ValueError(f"{file.name}: expert {name!r} {problem}.") from None
         except ValueError as error:
             raise ValueError(f"{file.name}: {error}") from None
     return experts

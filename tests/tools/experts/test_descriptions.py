@@ -277,8 +277,20 @@ def test_files_that_are_none_of_ours(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("experts: {a: {base_url: http://h/v1, colour: red}}", "unexpected keyword argument 'colour'"),
-        ("experts: {a: {}}", "missing 1 required positional argument: 'base_url'"),
+        (
+            "experts: {a: {base_url: http://h/v1, colour: red}}",
+            r"^experts.yaml: experts.a has the unknown field colour: "
+            r"an expert has name, model, base_url, api_key_env, .*, extra\.$",
+        ),
+        (
+            "experts: {a: {base_url: http://h/v1, temprature: 1}}",
+            r"^experts.yaml: experts.a has the unknown field temprature: did you mean temperature\?$",
+        ),
+        (
+            "defaults: {url: http://h/v1}\nexperts: {a: {}}",
+            r"^experts.yaml: defaults has the unknown field url: .*base_url",
+        ),
+        ("experts: {a: {}}", r"^experts.yaml: experts.a has no base_url, the address of its server: add it\.$"),
         ("experts: {a: {base_url: h}}", "must be a URL"),
         ("models: {}", "has the key experts"),
     ],
@@ -319,9 +331,12 @@ async def test_the_command(stub, command, tmp_path, capsys):
         shown = capsys.readouterr()
         return code, shown.err or shown.out
 
+    command[1] = str(tmp_path / "new" / "menu.json")
     code, output = await call("--dry-run")
     assert (code, stub.bodies) == (0, []), output
     assert "4 calls" in output
+    assert not (tmp_path / "new").exists()
+    command[1] = str(tmp_path / "menu.json")
     code, output = await call("--max-usd", "0.000001")
     assert code == 1
     assert "No description of qwen3-32b: With the next call" in output
