@@ -14,6 +14,8 @@ from orchestra_jax.types import Trajectory
 # Share of the questions, and of the rival's cost: an interval that reaches further does not tell whether two policies
 # are equally right, or cost the same.
 TOLERATED = 0.05
+_FEWEST = 10  # questions: with fewer, resampling says "cheaper" or "more often right" of what is chance
+_ENOUGH = 75  # questions: Wilson's interval of 0 of 75 ends below TOLERATED
 _CENTS = "cents"
 _ALL_KNOWING = "oracle"  # in the name of a baseline that is no policy
 
@@ -57,7 +59,8 @@ def verdict(
         for name, trajectories in baselines.items()
         if _ALL_KNOWING not in name and name != rival
     }
-    told = " ".join([told, *_better_rule(rules)])
+    if len(pairs) >= _FEWEST:
+        told = " ".join([told, *_better_rule(rules)])
     return f"{told}\n{last}".strip()
 
 
@@ -89,10 +92,16 @@ def sentences(
         judged = f"As often right, within chance {interval}{', but' if dearer else ' and'} {paid}."
     if dearer and low <= 0:
         judged += " Your best model alone is the better choice."
+    if len(policy) < _FEWEST:
+        judged = (
+            f"So few questions do not tell which is more often right or cheaper: {_ENOUGH} would, which a log of "
+            "190 questions leaves +experiment=my_logs."
+        )
     unit, (price, other_price) = _prices(cents, other_cents)
     return (
-        f"On {len(policy)} questions that training has not seen{wishes}: {100 * right:.1f} % right at {price} "
-        f"{unit}; your best model alone ({model}): {100 * other_right:.1f} % at {other_price}. {judged}"
+        f"On {len(policy)} question{'s' * (len(policy) > 1)} that training has not seen{wishes}: {100 * right:.1f} % "
+        f"right at {price} {unit}; your best model alone ({model}): {100 * other_right:.1f} % at {other_price}. "
+        f"{judged}"
     )
 
 

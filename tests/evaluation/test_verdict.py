@@ -67,6 +67,25 @@ def test_a_dozen_questions_do_not_tell_who_is_more_often_right():
     assert found.endswith("); 75 % cheaper.")
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 9, 10])
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_handful_of_questions_tells_nothing_and_says_how_many_would(count: int, right: int):
+    """The bootstrap of a few differences of one sign is far from nothing, and of one question it is a point."""
+    rival = outcomes(count * right, count * (1 - right), 0.2)
+    found = sentences(outcomes(count, 0, 0.05), rival, "big")
+    assert found.startswith(
+        f"On {count} question{'s' if count > 1 else ''} that training has not seen: 100.0 % right at .0500 cents; your "
+        f"best model alone (big): {100 * right}.0 % at .200. "
+    )
+    judged = found.partition(" at .200. ")[2]
+    nothing = (
+        "So few questions do not tell which is more often right or cheaper: 75 would, which a log of 190 questions "
+        "leaves +experiment=my_logs."
+    )
+    assert (judged == nothing) == (count < 10)
+    assert ("interval" in judged) == ("cheaper." in judged and "75 %" in judged) == (count == 10)
+
+
 def test_few_questions_of_which_none_is_lost_do_not_tell_it_either():
     best = outcomes(9, 3, 0.2)
     found = sentences(shifted(best, 0, 0, 0.05), best, "big")  # Wilson's interval of 0 of 12 ends at 24.2 %
