@@ -70,7 +70,8 @@ def _conversation_usd(prices: PriceList, turns: int, tokens: int, response: floa
     """Return the dollars of the policy's tokens in one conversation that grows evenly to `tokens`."""
     sampled = round(response * tokens)
     read = sum(round(tokens * turn / turns) for turn in range(1, turns + 1)) - sampled
-    return prices.cost(POLICY, prompt_tokens=read, cached_tokens=max(0, read - tokens), completion_tokens=sampled)
+    new = tokens - round(sampled / turns)  # nobody reads the last response
+    return prices.cost(POLICY, prompt_tokens=read, cached_tokens=max(0, read - new), completion_tokens=sampled)
 
 
 def call_usd(cfg: WorldConfig, prices: PriceList, model: str) -> float:

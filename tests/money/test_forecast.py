@@ -38,12 +38,12 @@ def told(cfg: RunConfig, *, paid_policy=True, asked=None, calls=None, users=()) 
 
 def test_every_part_of_an_evaluation_is_in_the_sum():
     # Two samples and greedy are 24 trajectories. Each has 3 calls of 40 cents on average; the policy samples 300 of
-    # 1200 tokens and reads 400 + 800 + 1200 - 300, of which 900 were there before.
-    policy = (1200 * 1000 + 900 * 100 + 300 * 4000) / 1e6
-    assert policy == pytest.approx(2.49)
+    # 1200 tokens and reads 300, 700 and 1100, of which 300 and 700 were there before.
+    policy = (1100 * 1000 + 1000 * 100 + 300 * 4000) / 1e6
+    assert policy == pytest.approx(2.40)
     assert told(settings(), users={"u": 4}) == (
-        f"24 trajectories of x (5), y (3) cost about $440.56: experts $28.80 (3 calls of {EACH}), the judge $72.00 "
-        "(one verdict each), the policy itself $59.76 (3 turns up to 1200 tokens), the user u $280.00 (4 conversations "
+        f"24 trajectories of x (5), y (3) cost about $438.40: experts $28.80 (3 calls of {EACH}), the judge $72.00 "
+        "(one verdict each), the policy itself $57.60 (3 turns up to 1200 tokens), the user u $280.00 (4 conversations "
         f"of 10 turns of {EACH}, those of baselines included); budget.run_usd=5 ends it."
     )
 
@@ -51,8 +51,8 @@ def test_every_part_of_an_evaluation_is_in_the_sum():
 @pytest.mark.parametrize(
     ("cfg", "options", "wanted"),
     [
-        (settings(temperature=0.0), {}, "16 trajectories of x (5), y (3) cost about $107.04: "),  # all are greedy
-        (settings(samples=1, greedy=False), {}, "8 trajectories of x (5), y (3) cost about $53.52: "),
+        (settings(temperature=0.0), {}, "16 trajectories of x (5), y (3) cost about $105.60: "),  # all are greedy
+        (settings(samples=1, greedy=False), {}, "8 trajectories of x (5), y (3) cost about $52.80: "),
         (settings(), {"paid_policy": False}, "24 trajectories of x (5), y (3) cost about $100.80: "),
         (settings(), {"paid_policy": False, "asked": ["a"]}, "$86.40: experts $14.40 (3 calls"),
         (settings(judge="match"), {"paid_policy": False, "calls": 1}, "$9.60: experts $9.60 (1 calls"),
