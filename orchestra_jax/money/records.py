@@ -6,6 +6,7 @@ python -m orchestra_jax.money.records merge INTO.db OTHER.db OTHER.jsonl ...
 """
 
 import argparse
+import glob
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from orchestra_jax.io.whole import replacing
 from orchestra_jax.money.store import Recorded, Row, create, decode, line_of, open_to_read, read_line
+from orchestra_jax.processes import Processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,27 @@ def merge(into: str | Path, *others: str | Path) -> Merged:
     finally:
         database.close()
     return Merged(added, same, conflicts)
+
+
+def deal(shared: Path, own: Path, processes: Processes) -> None:
+    """Give this process's file `own` the calls that earlier starts recorded, if they had other processes or machines.
+
+    A start on one machine records in `shared`, one on several in `shared`.INDEX. Only one process at a time has a file
+    open, as SQLite has no safe locks on a network disk. No file is removed: another run may use it.
+
+    Raises:
+        ValueError, OSError: a file cannot be used.
+    """
+    alone = own == shared
+    used = set() if alone else {f"{shared.name}.{index}" for index in range(processes.count)}
+    left = [file for file in shared.parent.glob(f"{glob.escape(shared.name)}.*") if file.suffix[1:].isdecimal()]
+    changed = processes.gather({file.name for file in left} != used)[0]
+    for turn in range(processes.count if changed else 0):
+        with processes.together():
+            if turn == 0 == processes.index and left:
+                merge(shared, *sorted(left))
+            if turn == processes.index and shared.is_file() and not alone:
+                merge(own, shared)
 
 
 def stats(path: str | Path) -> dict[str, tuple[int, float]]:

@@ -66,6 +66,7 @@ def evaluate(cfg: RunConfig, start: Start | None = None) -> None:
         working_in(folder, processes),
         ExitStack() as parts,
     ):
+        _deal_calls(cfg, processes)
         with processes.together():
             subject, chat, environment = _checked(cfg, processes)
             cfg = subject.cfg
@@ -167,6 +168,17 @@ def _with_own_calls(cfg: RunConfig, processes: Processes) -> RunConfig:
     if processes.count == processes.beside or replay.mode in (ReplayMode.off, ReplayMode.replay) or not replay.path:
         return cfg
     return replace(cfg, replay=replace(replay, path=f"{replay.path}.{processes.index}"))
+
+
+def _deal_calls(cfg: RunConfig, processes: Processes) -> None:
+    """Give this process the calls that an earlier start with other processes recorded, so that none is paid twice."""
+    if cfg.replay.mode is ReplayMode.replay_or_record and cfg.replay.path:
+        from orchestra_jax.money.records import deal
+
+        try:
+            deal(Path(cfg.replay.path), Path(str(_with_own_calls(cfg, processes).replay.path)), processes)
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(error)) from error
 
 
 @contextmanager

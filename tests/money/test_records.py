@@ -1,13 +1,17 @@
 """Files of recorded calls: export, merge, statistics, the command line."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from orchestra_jax.money.records import Merged, export, main, merge, stats
+from orchestra_jax.money.records import Merged, deal, export, main, merge, stats
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded
+from orchestra_jax.processes import Processes
+from tests.evaluation.test_runner import InThread
 from tests.money.test_replay import ANSWER, REQUEST, keys_in, recorded, refuse
 
 
@@ -72,3 +76,33 @@ async def test_the_command_line(tmp_path: Path, file: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit, match=r"^1$"):
         main(["stats", str(tmp_path / "none.db")])
     assert capsys.readouterr().err.startswith("No replay file at")
+
+
+async def test_calls_of_other_processes_are_there_for_a_start_with_fewer_or_more(tmp_path: Path):
+    """On two machines, then on one, then on three: each start has all calls, of whatever process they were."""
+    shared, requests = tmp_path / "calls.db", [{"q": number} for number in range(4)]
+
+    def start(count: int) -> list[Path]:
+        own = [shared] if count == 1 else [tmp_path / f"calls.db.{index}" for index in range(count)]
+        table, meeting = dict[int, bytes](), threading.Barrier(count)
+        with ThreadPoolExecutor(count) as threads:
+            made = [Processes() if count == 1 else InThread(index, table, meeting) for index in range(count)]
+            list(threads.map(lambda file, processes: deal(shared, file, processes), own, made))
+        return own
+
+    known = list[dict[str, int]]()
+    for count, request in zip((2, 1, 3, 2), requests, strict=True):
+        own = start(count)
+        for file in own:
+            replay = Replay(file, "replay_or_record")
+            values = [(await replay.call("chat", asked, refuse)).value for asked in known]
+            assert values == [ANSWER.value] * len(known)
+            replay.close()
+        await recorded(own[-1], (request, ANSWER))  # the others lack it
+        for file in own:
+            Replay(file, "replay_or_record").close()
+        known.append(request)
+    before = {file: file.read_bytes() for file in (tmp_path / "calls.db.0", tmp_path / "calls.db.1")}
+    (tmp_path / "calls.db.2").unlink()
+    start(2)  # as many as before: nothing is read
+    assert {file: file.read_bytes() for file in before} == before
