@@ -10,9 +10,11 @@ from typing import Any, get_args, get_origin
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+from yaml import MarkedYAMLError
 
 from orchestra_jax.config.ranges import NOUNS, shown, unknown_choice
 from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.io.foreign_yaml import yaml_problem
 from orchestra_jax.io.shipped import CONF
 
 
@@ -65,6 +67,8 @@ def explain(error: BaseException) -> str:
         return unknown_key(key)
     if isinstance(error, TypeError):  # Hydra's own code takes the value for another kind
         return _one_line(f"A setting has a kind of value that its place does not take ({error}): write KEY=VALUE.")
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return _one_line(f"In {error.problem_mark.name!r}: {yaml_problem(error)}.")
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
@@ -91,6 +95,9 @@ def explain(error: BaseException) -> str:
         return told
     file = re.match(r"In '(.+)': (?:ValidationError|Config(?:Key|Attribute)Error)", whole)
     where = f"In '{file[1]}': " if file else ""
+    group = file[1].partition("/")[0] if file else ""
+    if group and group not in keys() and re.search(rf"^\s*full_key: {re.escape(group)}$", whole, re.MULTILINE):
+        return f"{where}there are no settings {group}.*: begin the file with '# @package _global_'."
     if found := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]\s+full_key: (\S+)", whole):
         return where + unknown_choice(found[3], found[1], found[2].split(", "))
     if found := re.search(r"\w+ is not a subclass of (\w+)\. value: (.*)\s", whole):  # a file's error has no key

@@ -195,7 +195,7 @@ async def dealt(
     processes: Processes,
     own: Sequence[tuple[int, int]],
     opened: Callable[[], Sequence[_File]],
-) -> Sequence[_File]:
+) -> list[_File]:
     """Return this process's files of an evaluation; each has found what any process's has of this one's share.
 
     An earlier start may have had another number of processes, whose files have other shares.

@@ -63,6 +63,29 @@ def test_an_unknown_key_in_a_file(tmp_path: Path, file: str, text: str) -> None:
     assert f"In '{path.parent.name}/mine': Unknown key 'reward.outcom': did you mean reward.outcome?" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("# @package _global_\nreward:\n\toutcome: 1\n",
+         "In {file!r}: line 3 is no YAML: it has a tab, where YAML takes spaces only."),
+        ("# @package _global_\nsteps: 3\nname: a\nsteps: 4\n",
+         "In {file!r}: line 4 is no YAML: the key steps is there for the second time."),
+        ("# @package _global_\nname: a: b\n",
+         "In {file!r}: line 2 is no YAML: a second colon: put quotes around a text that has one."),
+        ("# @package _global_\nevaluation:\n  benchmarks: [held_out\n",
+         "In {file!r}: line 4 is no YAML: the file ends too early (expected ',' or ']', but got '<stream end>')."),
+        ("steps: 3\n",
+         "In 'experiment/mine': there are no settings experiment.*: begin the file with '# @package _global_'."),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_named_with_the_line(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "experiment").mkdir()
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.write_text(text)
+    done = train("--config-dir", str(tmp_path), "+experiment=mine", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, told.format(file=str(file)) + "\n")
+
+
 def test_cfg_job_prints_the_whole_run(tmp_path: Path) -> None:
     done = train("--cfg", "job", "--resolve", *OFFLINE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -292,6 +292,8 @@ def test_files_that_are_none_of_ours(tmp_path):
         ),
         ("experts: {a: {}}", r"^experts.yaml: experts.a has no base_url, the address of its server: add it\.$"),
         ("experts: {a: {base_url: h}}", "must be a URL"),
+        ("experts:\n  a: {}\n  a: {}", r"^experts.yaml: line 3 is no YAML: the key a is there for the second time\.$"),
+        ("experts:\n  a: {base_url: h", r"^experts.yaml: line 3 is no YAML: did not find expected ',' or '}'\.$"),
         ("models: {}", "has the key experts"),
     ],
 )
