@@ -108,8 +108,11 @@ async def test_a_bill_above_the_worst_case_is_still_the_bill(stub, make, caplog)
 
 async def test_more_output_than_was_asked_for_is_booked_and_told_once(stub, make, caplog):
     """The worst case of the prompt has room to spare, so that the whole bill stays below that of the call."""
-    more = openai_stub.changed(lambda answer: answer["usage"].update(prompt_tokens=1, completion_tokens=51))
-    stub.faults += [None, more, more]
+    most, more = (
+        openai_stub.changed(lambda answer, n=n: answer["usage"].update(prompt_tokens=1, completion_tokens=n))
+        for n in (50, 51)
+    )
+    stub.faults += [most, more, more]
     client, budget = make(), Budget(Limits(usd=1.0))
     await client.chat(QUESTION, budget=budget, sample=0)
     assert "output tokens" not in caplog.text

@@ -116,6 +116,7 @@ async def test_a_lost_answer_is_charged_at_its_worst_and_asked_for_again(stub, m
     lost, row = answer.usage
     assert (lost.estimated, row.estimated) == (True, False)
     assert lost.completion_tokens == 50
+    assert 0 < lost.seconds < HANGS_S  # its own, and not those of the worst case
     assert row.cost_usd == stub.bills[-1].usd
     assert lost.cost_usd >= stub.bills[0].usd
     assert spent(budget) == (lost.cost_usd + row.cost_usd, *spent(budget)[1:2], 2)

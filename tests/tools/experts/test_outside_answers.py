@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from functools import partial
 
 import pytest
@@ -277,14 +278,33 @@ async def test_a_record_of_such_an_answer_is_refused(make, tmp_path, value):
     replay.close()
 
 
-async def test_a_bill_that_is_no_number_is_charged_at_the_worst_case():
+@pytest.mark.parametrize("bill", [{"cost_usd": math.inf}, {"cost_usd": math.nan}, {"seconds": math.inf}])
+async def test_a_bill_that_is_no_number_is_charged_at_the_worst_case(bill):
     calls, budget = PaidCalls(Limiter(1), replay=None, timeout_s=9.0, retries=0), Budget(Limits(usd=10.0))
     worst = Usage("small", cost_usd=2.0, seconds=1.0)
 
     async def lies() -> Recorded | Lost:
-        return Recorded("text", (Usage("small", cost_usd=float("inf")),))
+        return Recorded("text", (Usage("small", **bill),))
 
     for calls_made in (1, 2):
         with pytest.raises(InfrastructureError):
             await asyncio.wait_for(calls.call("k", {}, worst, lies, budget=budget), HANGS_S)
         assert (budget.spent.usd, budget.reserved.calls) == (2.0 * calls_made, 0)
+
+
+async def test_a_budget_that_is_used_up_names_what_was_charged_at_its_worst_and_nothing_else():
+    calls = PaidCalls(Limiter(1), replay=None, timeout_s=9.0, retries=9, backoff_s=0.0)
+    ends = iter([Lost("Aborted.", Usage("small", cost_usd=0.01)), *[Lost(f"It broke, {i}.") for i in range(2)]])
+
+    async def send() -> Lost:
+        return next(ends)
+
+    said = []
+    for limit in (0.05, 0.25):
+        with pytest.raises(BudgetExceeded) as caught:
+            await calls.call("k", {}, Usage("small", cost_usd=0.1), send, budget=Budget(Limits(usd=limit)))
+        said.append(str(caught.value))
+    assert said[0].endswith("; raise it to go on.")
+    told = "2 requests without a usable answer were charged at their worst case, $0.2; the last: It broke, 1."
+    assert said[1].endswith(f"; raise it to go on. {told}")
+    assert [row.cost_usd for row in caught.value.usage] == [0.01, 0.1, 0.1]
