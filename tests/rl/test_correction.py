@@ -66,6 +66,13 @@ def test_masks_by_hand(bounds, kept, by, importance):
         assert all(metrics[f"sequence_masked_{other}"] == 0 for other in others)
 
 
+@pytest.mark.parametrize("cfg", [LossConfig(), LossConfig(mask_veto=1e-4)])
+def test_figures_are_finite_where_engine_and_learner_are_worlds_apart(cfg):
+    _, metrics = policy_loss(OLD, OLD, ONES, MASK, cfg, rollout_logprobs=OLD - 200)
+    assert all(np.isfinite(figure) for figure in metrics.values())
+    assert metrics["mismatch_max"] == 200
+
+
 def test_a_mask_leaves_the_kl():
     cfg = LossConfig(kl_coef=0.5, mask_product_high=1e-9)
     value, metrics = policy_loss(

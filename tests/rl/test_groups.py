@@ -121,6 +121,27 @@ async def test_menus_of_all_sizes_are_scored_by_one_program(tmp_path: Path, monk
     await environment.close()
 
 
+def test_groups_are_scored_so_many_at_a_time_and_with_the_largest_menu_so_far(monkeypatch: pytest.MonkeyPatch):
+    """In the shape of a step of two groups of one, whatever their number: nothing is compiled anew."""
+    shapes = []
+
+    def scored(arrays: GroupArrays, *settings) -> tuple:
+        shapes.append(arrays.tool_counts.shape)
+        return arrays.cost_usd, arrays.latency_s, arrays.failed[:, 0]
+
+    monkeypatch.setattr(groups, "reward_groups", scored)
+    rewards = groups.GroupRewards(RewardConfig(), AdvantageConfig(), 1, 2, 1)
+    narrow, wide = (
+        trajectory(task("a", tools, Preference("", "")), turn([1], [2]), ledger=[Usage("x", cost_usd=len(tools))])
+        for tools in ("x", "x y z")
+    )
+    for given in ([narrow] * 2, [wide, narrow, wide], [narrow] * 2):
+        costs, seconds, kept = rewards.reward_and_advantage(given)
+        assert costs.tolist() == [[member.cost_usd] for member in given]
+        assert len(seconds) == len(kept) == len(given)
+    assert shapes == [(2, 1, 1), (2, 1, 3), (2, 1, 3), (2, 1, 3)]
+
+
 def brute_force(cfg: RunConfig, a: GroupArrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Eq. 2 and 3 with the filters, one member after the other."""
     counts, advantage = a.tool_counts, cfg.algorithm.advantage

@@ -161,6 +161,18 @@ def test_on_policy_gradient_is_the_policy_gradient(loss):
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
 
+def test_nothing_but_the_log_probs_has_a_gradient():
+    data, cfg = batch(garbage=0.0), LossConfig("sequence", kl_coef=0.3, kl="k2", importance="tis")
+    given = {name: jnp.asarray(values) for name, values in data.items() if name not in ("mask", "logprobs")}
+    given |= {"share": jnp.full(4, 0.5), "other_log_ratios": jnp.full(4, 0.1)}
+
+    def loss(given):
+        return policy_loss(data["logprobs"], mask=data["mask"], cfg=cfg, **given)[0]
+
+    for name, gradient in jax.jit(jax.grad(loss))(given).items():
+        np.testing.assert_array_equal(gradient, np.zeros_like(gradient), err_msg=name)
+
+
 def test_sequence_ratios_by_hand():
     # Log-ratios .1 and .3: trajectory ratio exp(.4) = 1.491825, length-normalised exp(.2) = 1.221403.
     new, old, mask = jnp.array([[-0.9, -0.7]]), jnp.full((1, 2), -1.0), jnp.ones((1, 2), bool)
@@ -188,6 +200,8 @@ def test_clipping_direction():
     assert (value, gradient) == (pytest.approx(-0.5), pytest.approx(-0.5))
     value, gradient, _ = one(25.0, 0.0, -1.0, cfg)  # no ratio is above exp(20)
     assert (value, gradient) == (pytest.approx(math.exp(20), rel=1e-5), 0.0)
+    value, gradient, _ = one(-25.0, 0.0, 1.0, cfg)  # and none below exp(-20)
+    assert (value * math.exp(20), gradient) == (pytest.approx(-1.0, rel=1e-5), 0.0)
 
 
 def test_dual_clip_bounds_bad_tokens_only():
@@ -214,6 +228,7 @@ def test_kl_estimators_by_hand():
     values = [float(kl_estimate(new, ref, kl)[0, 0]) for kl in ("k1", "k2", "k3")]
     np.testing.assert_allclose(values, [0.5, 0.125, math.exp(-0.5) - 0.5], rtol=1e-6)
     assert kl_estimate(new - 25, ref, "k3")[0, 0] == pytest.approx(math.exp(20) - 21, rel=1e-5)  # d = 24.5, held at 20
+    assert kl_estimate(new + 25, ref, "k3")[0, 0] == pytest.approx(math.exp(-20) + 19, rel=1e-5)  # d = -25.5
     value, gradient, metrics = one(-1.0, -1.0, 0.0, LossConfig(kl_coef=0.1, kl="k2"), ref_logprobs=ref)
     assert (value, gradient) == (pytest.approx(0.0125), pytest.approx(0.05))
     assert metrics["kl_ref"] == pytest.approx(math.exp(-0.5) - 0.5)
@@ -329,6 +344,7 @@ def test_aggregation_default_follows_the_loss():
         "gspo": "sequence", "cispo": "token", "sequence": "sequence",
     }  # fmt: skip
     assert aggregation_of(LossConfig(loss="dr_grpo", aggregation="token")) == "token"
+    assert one(-1.0, -1.0, 3.0, LossConfig("dr_grpo", constant=0.5))[0] == pytest.approx(-6.0)  # a divisor below 1
 
 
 @pytest.mark.parametrize(
