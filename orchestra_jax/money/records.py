@@ -53,22 +53,18 @@ def merge(into: str | Path, *others: str | Path) -> Merged:
     try:
         for other in others:
             database.execute("BEGIN IMMEDIATE")
-            try:
-                for row in _rows(Path(other)):
-                    kept = database.execute("SELECT recorded FROM calls WHERE key = ?", row[:1]).fetchone()
-                    if kept is None:
-                        database.execute("INSERT INTO calls VALUES (?, ?, ?, ?)", row)
-                        added += 1
-                    elif kept[0] == row[3]:
-                        same += 1
-                    else:
-                        conflicts += 1
-            except BaseException:
-                database.execute("ROLLBACK")
-                raise
+            for row in _rows(Path(other)):
+                kept = database.execute("SELECT recorded FROM calls WHERE key = ?", row[:1]).fetchone()
+                if kept is None:
+                    database.execute("INSERT INTO calls VALUES (?, ?, ?, ?)", row)
+                    added += 1
+                elif kept[0] == row[3]:
+                    same += 1
+                else:
+                    conflicts += 1
             database.execute("COMMIT")
     finally:
-        database.close()
+        database.close()  # with nothing of a file that is not whole
     return Merged(added, same, conflicts)
 
 
