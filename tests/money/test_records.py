@@ -12,7 +12,7 @@ from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.store import Recorded
 from orchestra_jax.processes import Processes
 from tests.evaluation.test_runner import InThread
-from tests.money.test_replay import ANSWER, REQUEST, keys_in, recorded, refuse
+from tests.money.test_replay import ANSWER, REQUEST, USAGE, keys_in, recorded, refuse
 
 
 async def test_export_and_merge(tmp_path: Path):
@@ -63,13 +63,13 @@ async def test_merge_refuses_what_is_no_export_and_then_adds_nothing(tmp_path: P
 
 
 async def test_the_command_line(tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]):
-    await recorded(file, (REQUEST, ANSWER), ({"q": 2}, ANSWER))
-    assert stats(file) == {"chat": (2, pytest.approx(2 * 0.3))}
+    await recorded(file, (REQUEST, ANSWER), ({"q": 2}, Recorded("asked twice", (USAGE, USAGE))))
+    assert stats(file) == {"chat": (2, pytest.approx(3 * 0.3))}
     main(["stats", str(file)])
     main(["export", str(file), str(tmp_path / "out.jsonl")])
     main(["merge", str(tmp_path / "into.db"), str(tmp_path / "out.jsonl"), str(file)])
     assert capsys.readouterr().out.splitlines() == [
-        "chat                            2 calls  $0.600000",
+        "chat                            2 calls  $0.900000",
         f"2 calls written to {tmp_path / 'out.jsonl'}",
         "2 added, 2 there already, 0 conflicts (the first is kept)",
     ]

@@ -254,6 +254,11 @@ async def test_a_call_whose_caller_gives_up_is_kept(file: Path):
     assert await replay.call("chat", REQUEST, refuse) == ANSWER  # joins the call under way
     assert await replay.call("chat", {"other": 1}, Service()) == ANSWER  # one that failed is made again
     assert (service.calls, broken.calls, len(keys_in(file))) == (1, 1, 2)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await replay.call("chat", {"other": 2}, service)
+    await replay.drain()
+    assert (service.paid, len(keys_in(file))) == (2, 3)
     replay.close()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import sqlite3
+import stat
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -174,23 +175,72 @@ async def test_what_somebody_else_left_among_temporary_files_is_not_taken(
     assert unsaved.waiting(file) == []
     with pytest.raises(PermissionError):
         unsaved._append(planted, b"y")
+    link = elsewhere[1] / planted.name
+    link.symlink_to(planted)
+    monkeypatch.setattr(unsaved, "_is_own", lambda status: not stat.S_ISLNK(status.st_mode))
+    assert unsaved.waiting(file) == [planted]
+    with pytest.raises(OSError, match="symbolic link"):
+        unsaved._append(link, b"y")
+
+
+QUESTIONS = [store.row_of("chat", {"q": number}, store.encode(ANSWER)) for number in range(3)]
+
+
+def test_rows_that_wait_in_several_files_are_all_found(
+    file: Path, elsewhere: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    """The next one fits nowhere: it is in memory alone, and that is told."""
+    unsaved.Unsaved(file).add(QUESTIONS[0])
+    beside, temporary, _ = unsaved.places(file)
+    monkeypatch.chdir(file.parent)
+    assert unsaved.places(Path(file.name))[1] == temporary != unsaved.places(file.parent / "other" / file.name)[1]
+    beside.rename(temporary)
+    unsaved.Unsaved(file).add(QUESTIONS[1])
+    waiting = unsaved.Unsaved(file)
+    assert waiting.rows == {row[0]: row for row in QUESTIONS[:2]}
+    monkeypatch.setattr(unsaved, "places", lambda record: [])
+    with pytest.raises(OSError, match="No space left"):
+        waiting.add(QUESTIONS[2])
+    assert waiting.file is None
+    assert waiting.rows == {row[0]: row for row in QUESTIONS}
+
+
+def test_rows_that_the_record_did_not_take_go_on_waiting(file: Path, elsewhere: list[Path]):
+    """Another process has added a row, and another answer to a row of ours; one of ours is in memory alone."""
+    first, second, third = QUESTIONS
+    another = (*first[:3], store.encode(LONG))
+    here, there = unsaved.Unsaved(file), unsaved.Unsaved(file)
+    here.add(first)
+    there.add(second)
+    with unsaved.places(file)[0].open("ab") as cut:
+        cut.write(b'{"key": "ab')  # by a kill
+    there.add(another)
+    here.rows[third[0]] = third
+    here.saved(frozenset([first]))
+    assert here.rows == {row[0]: row for row in (another, second, third)}
+    assert unsaved.Unsaved(file).rows == {row[0]: row for row in (another, second)}
+    here.saved(frozenset([another, second, third]))
+    assert (here.rows, unsaved.waiting(file)) == ({}, [])
 
 
 @pytest.mark.parametrize("kept_before", [0, 1])
+@pytest.mark.parametrize("call", ["fsync", "write"])  # a disk that fills up may take a part, and tell nothing
 def test_a_row_that_did_not_fit_leaves_nothing_of_it_beside_the_record(
-    file: Path, elsewhere: list[Path], monkeypatch: pytest.MonkeyPatch, kept_before: int
+    file: Path, elsewhere: list[Path], monkeypatch: pytest.MonkeyPatch, kept_before: int, call: str
 ):
     waiting, beside = unsaved.Unsaved(file), file.parent / "calls.db.unsaved.jsonl"
     for number in range(kept_before):
         waiting.add((str(number), "chat", "{}", "{}"))
-    before, sync, failures = beside.read_bytes() if kept_before else None, os.fsync, [errno.ENOSPC]
+    before, whole, failures = beside.read_bytes() if kept_before else None, getattr(os, call), [errno.ENOSPC]
 
-    def full_once(file: int) -> None:
+    def full_once(file: int, *data: bytes) -> int | None:
+        if failures and data:
+            return failures.pop() and whole(file, data[0][:10])
         if failures:
             raise OSError(failures.pop(), "No space left on device")
-        sync(file)
+        return whole(file, *data)
 
-    monkeypatch.setattr(os, "fsync", full_once)
+    monkeypatch.setattr(os, call, full_once)
     waiting.add(("k", "chat", "{}", "{}"))
     assert (beside.read_bytes() if beside.exists() else None) == before
     assert waiting.file is not None
@@ -242,6 +292,7 @@ ROWS = ["", "[]", "{}", '{"value": 1}', '{"value": 1, "usage": 7, "is_error": fa
         '{"value": 1, "usage": [{"nme": "x"}], "is_error": false}', '{"value": NaN}',
         '{"value": 1, "usage": [{"name": "x", "cost_usd": "free"}], "is_error": false}',
         '{"value": 1, "usage": [{"name": "x", "cost_usd": 1e999}], "is_error": false}',
+        '{"value": 1, "usage": [{"name": "x", "prompt_tokens": 1e999}], "is_error": false}',
         '{"value": 1, "usage": [{"name": "x", "a\\n\\u001b[31m\\ud83d": 1}], "is_error": false}']  # fmt: skip
 
 
@@ -260,6 +311,15 @@ async def test_a_row_that_is_none_of_ours_is_told_and_not_paid_again(file: Path,
         replay.close()
     with pytest.raises(ValueError, match=r"calls\.db"):
         records.stats(file)
+
+
+def test_a_row_that_cannot_be_written_is_in_the_way_of_no_other(file: Path):
+    writer, (name, kind, request, answer) = store.Writer(file, False), store.row_of("chat", {}, store.encode(ANSWER))
+    with pytest.raises(OSError, match="cannot be written: 'utf-8' codec"):
+        writer.put((name, "\ud83d", request, answer)).result()
+    writer.put((name, kind, request, answer)).result()
+    writer.close()
+    assert keys_in(file) == {name}
 
 
 @pytest.mark.parametrize("mode", ["record", "replay", "replay_or_record"])

@@ -259,8 +259,11 @@ async def test_a_request_that_never_ends_is_lost(stub, make, monkeypatch):
     monkeypatch.setattr(paid, "GRACE_S", 0.0)
     stub.gate.clear()
     client = make(timeout_s=0.1, retries=0)
-    budget = Budget()
+    budget = Budget(Limits(calls=1))
     with pytest.raises(InfrastructureError, match="did not answer within"):
+        await client.chat(QUESTION, budget=budget)
+    await until(lambda: budget.spent.calls)
+    with pytest.raises(BudgetExceeded, match=r"; the last: small did not answer within 0\.1 s\.$"):
         await client.chat(QUESTION, budget=budget)
     await client.close()
     assert budget.spent.usd >= billed(stub)[0]
