@@ -132,6 +132,8 @@ def test_errors_are_of_three_kinds():
 
     result = execute(fails, {})
     assert (result.text, result.is_error, result.usage[0].cost_usd) == ("No such city.", True, 0.5)
+    errors.append(ValueError())
+    assert execute(fails, {}).text == "ValueError"
     for error, said in ((TimeoutError(), "TimeoutError"), (OSError("gone"), "gone"), (InfrastructureError("o"), "o")):
         errors.append(error)
         with pytest.raises(InfrastructureError, match=said):
