@@ -73,6 +73,11 @@ def test_figures_are_finite_where_engine_and_learner_are_worlds_apart(cfg):
     assert metrics["mismatch_max"] == 200
 
 
+def test_the_share_that_icepop_takes_out_is_of_the_sampled_tokens():
+    _, metrics, _ = loss_of(LossConfig(importance="icepop", importance_cap=1.5))  # 2, 2, .5 and .1, and not 1
+    assert metrics["icepop_fraction"] == pytest.approx(4 / 5)
+
+
 def test_a_mask_leaves_the_kl():
     cfg = LossConfig(kl_coef=0.5, mask_product_high=1e-9)
     value, metrics = policy_loss(

@@ -177,6 +177,12 @@ def test_percentiles_compare_the_policy_with_the_engine():
     for name, values in (("product", logs), ("geometric", logs / lengths)):
         found = [metrics[f"sequence_{name}_p{percent}"] for percent in ("01", "50", "99")]
         np.testing.assert_allclose(found, np.exp(np.percentile(values, (1, 50, 99))), rtol=1e-3)
+    # With another policy as the old one, only the ratio to it is another.
+    batch = dataclasses.replace(batch, old_logprobs=batch.old_logprobs - 0.5 * batch.mask)
+    _, others = made.policy_step(made.init(weights()), [batch])
+    names = {"mismatch_mean", "mismatch_max", "importance_p01", "importance_p99", "sequence_ess"}
+    assert {name: others[name] for name in names} == pytest.approx({name: metrics[name] for name in names}, rel=1e-5)
+    assert others["ratio_p50"] == pytest.approx(np.exp(0.5) * metrics["ratio_p50"], rel=1e-4)
 
 
 def test_metrics_of_micro_batches_together_by_hand():
@@ -206,7 +212,10 @@ def test_percentiles_of_micro_batches_are_averaged_by_tokens():
 
 def test_sequence_means_add_up_over_micro_batches():
     made, rows = learner(loss="gspo"), make_rows()
-    assert_trees_close(policy_gradient(made, rows, MICRO)[0], policy_gradient(made, rows, FULL)[0])
+    (parts, metrics), (whole, _) = (policy_gradient(made, rows, shapes) for shapes in (MICRO, FULL))
+    assert_trees_close(parts, whole)
+    # The bonus is a mean over tokens beside any aggregation.
+    assert metrics["loss"] == pytest.approx(metrics["policy_loss"] - 0.02 * metrics["entropy"], rel=1e-5)
 
 
 def test_the_gradient_of_a_trajectory_ratio_is_a_mean_over_tokens_like_all_others():
