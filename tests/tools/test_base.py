@@ -1,6 +1,7 @@
 """Functions as tools: their schema, their errors, their rows; and calls in the executor."""
 
 import asyncio
+import io
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending
 from orchestra_jax.money.prices import PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.reservations import acquire
+from orchestra_jax.tools import base
 from orchestra_jax.tools.base import FunctionTool, Tool, tool, unreachable
 from orchestra_jax.tools.entries import OUT_OF_BUDGET, plain_entry
 from orchestra_jax.tools.executor import ToolExecutor, as_result
@@ -155,9 +157,15 @@ def test_rows_and_seconds():
         """Has rows and ends the task."""
         return ToolResult("done", (Usage("model", completion_tokens=7, seconds=9.0),), final="42")
 
+    @tool
+    async def timed() -> ToolResult:
+        """Knows its seconds."""
+        return ToolResult("done", (Usage("model", seconds=9.0),))
+
     (row,) = execute(slow, {}).usage
     assert 0.02 <= row.seconds < 20
     assert row.cost_usd == 0
+    assert [row.seconds for row in execute(timed, {}).usage] == [9.0]
     ended = execute(rows, {})
     assert ended.final == "42"
     assert ended.usage == (Usage("rows", completion_tokens=7, seconds=3.0, price_list="menu"),)
@@ -173,6 +181,21 @@ def test_a_refused_call_costs_what_its_rows_say():
         return ToolResult("There is nothing to run.", (spent,), is_error=True, refused=True)
 
     assert execute(lazy, {}).usage == (spent,)
+
+
+def test_a_failed_call_costs_what_its_rows_say_and_no_time():
+    @tool(price_usd=0.5)
+    async def fails() -> str:
+        """Fails after a paid request."""
+        error = InfrastructureError("down")
+        error.usage = (Usage("model", cost_usd=0.01, seconds=9.0),)
+        raise error
+
+    with pytest.raises(InfrastructureError, match="down") as caught:
+        execute(fails, {})
+    assert caught.value.usage == (Usage("model", cost_usd=0.01),)
+    with pytest.raises(ValueError, match="Two tools of the menu share a name"):
+        ToolExecutor([fails.spec] * 2, {"fails": fails.run}, Budget())
 
 
 async def test_budgets_count_the_price_per_call_of_a_tool_that_does_not_reserve_it(tmp_path: Path):
@@ -216,3 +239,11 @@ async def test_budgets_count_the_price_per_call_of_a_tool_that_does_not_reserve_
 def test_an_address_that_there_cannot_be_is_a_sentence(url: str):
     (said,) = unreachable("it", url)
     assert said.startswith(f"No server answers at {url} for it (")
+
+
+def test_an_address_without_a_port_is_looked_for_at_that_of_its_scheme(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(base.socket, "create_connection", lambda address, _: asked.append(address) or io.BytesIO())
+    for url in ("http://h/v1", "https://h/v1", "https://h:8443/v1"):
+        assert unreachable("it", url) == []
+    assert asked == [("h", 80), ("h", 443), ("h", 8443)]
