@@ -196,6 +196,14 @@ def test_metrics_of_micro_batches_together_by_hand():
     assert found["sequence_ess"] == pytest.approx(10**2 / (4 * 34))
     assert found["sequence_product_p50"] == pytest.approx(2.0)
     assert found["sequence_geometric_p99"] == pytest.approx(2.0)
+    # Far beyond what float32 holds, and where nothing was sampled.
+    far = {"sequence_log_ratios": np.float32([800, 800 - np.log(2), 90]), "sequence_tokens": np.array([1, 1, 1])}
+    found = _whole_batch([parts[0] | far], [3.0])
+    assert found["sequence_ess"] == pytest.approx(1.5**2 / (3 * 1.25), rel=1e-4)
+    assert found["sequence_product_p01"] == pytest.approx(np.exp(90 + 0.02 * (710 - np.log(2))), rel=1e-3)
+    assert found["sequence_product_p99"] == pytest.approx(np.exp(700))
+    empty = _whole_batch([parts[0] | {"sequences": np.float32(0)} | {name: np.zeros(3) for name in far}], [0.0])
+    assert (empty["entropy"], empty["sequence_masked"], "sequence_ess" in empty) == (1, 1, False)
 
 
 def test_percentiles_of_micro_batches_are_averaged_by_tokens():
@@ -212,10 +220,7 @@ def test_percentiles_of_micro_batches_are_averaged_by_tokens():
 
 def test_sequence_means_add_up_over_micro_batches():
     made, rows = learner(loss="gspo"), make_rows()
-    (parts, metrics), (whole, _) = (policy_gradient(made, rows, shapes) for shapes in (MICRO, FULL))
-    assert_trees_close(parts, whole)
-    # The bonus is a mean over tokens beside any aggregation.
-    assert metrics["loss"] == pytest.approx(metrics["policy_loss"] - 0.02 * metrics["entropy"], rel=1e-5)
+    assert_trees_close(policy_gradient(made, rows, MICRO)[0], policy_gradient(made, rows, FULL)[0])
 
 
 def test_the_gradient_of_a_trajectory_ratio_is_a_mean_over_tokens_like_all_others():
@@ -351,6 +356,8 @@ def test_a_step_needs_rows():
     made = learner(**KL)
     with pytest.raises(ValueError, match="at least one micro-batch"):
         made.supervised_step(made.init(weights()), [])
+    with pytest.raises(ValueError, match="when the learner has adapters, and only then"):
+        made.supervised_step(made.init(weights()), micro_batches(make_rows(), FULL), base=weights())
 
 
 # --- state -----------------------------------------------------------------------------------------------------------

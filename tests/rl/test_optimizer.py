@@ -150,6 +150,7 @@ def test_bf16_parameters_take_steps_that_are_smaller_than_their_last_bit():
     optimizer = make_optimizer(OptimizerConfig(1e-5))
     params = {"w": jnp.ones(65536, jnp.bfloat16), "exact": jnp.ones(4)}
     state = init_state(params, optimizer)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.opt_state)} == {"float32", "int32"}
     apply = jax.jit(functools.partial(apply_gradients, optimizer))
     grads = {"w": jnp.ones(65536), "exact": jnp.ones(4)}
     for _ in range(20):

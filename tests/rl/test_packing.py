@@ -50,6 +50,7 @@ def test_less_than_5_percent_of_the_tokens_are_padding(seed):
     assert sum(lengths) > 0.95 * len(rows) * 32_768
     shuffled = rng.permutation(lengths).tolist()
     assert len(bin_rows(shuffled, 32_768, 64)) == len(rows)
+    assert bin_rows([3, 2, 5], 5, 2) == [[2], [0, 1]]  # the last token of a row is of use
 
 
 def test_a_row_holds_no_more_than_cudnn_has_room_for(tmp_path):
