@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from orchestra_jax.money.budgets import Budget, BudgetExceeded, Limits, Spending
-from orchestra_jax.money.prices import PriceList
+from orchestra_jax.money.prices import Price, PriceList
 from orchestra_jax.money.replay import Replay
 from orchestra_jax.money.reservations import acquire
 from orchestra_jax.tools import base
@@ -181,6 +181,16 @@ def test_a_refused_call_costs_what_its_rows_say():
         return ToolResult("There is nothing to run.", (spent,), is_error=True, refused=True)
 
     assert execute(lazy, {}).usage == (spent,)
+    shown = PriceList("shown", "2026-01-01", "", {"lazy": Price(call=0.02)})
+    dearer = ToolExecutor([lazy.spec], {"lazy": lazy.run}, Budget(), shown)
+    assert [row.cost_usd for row in asyncio.run(dearer.step(ToolCall("lazy", {}))).usage] == [0.02]
+
+    @tool(price_usd=0.5)
+    async def idle() -> ToolResult:
+        """Has no rows either."""
+        return ToolResult("There is nothing to run.", is_error=True, refused=True)
+
+    assert execute(idle, {}).usage == ()
 
 
 def test_a_failed_call_costs_what_its_rows_say_and_no_time():
@@ -215,7 +225,9 @@ async def test_budgets_count_the_price_per_call_of_a_tool_that_does_not_reserve_
     assert as_result(await record({"what": "a"}, task)).text == "a: 7"
     with pytest.raises(InfrastructureError):
         await record({"what": "down"}, task)
-    assert as_result(await record({"what": "nothing"}, task)).refused
+    for _ in range(2):  # and from the record
+        refused = as_result(await record({"what": "nothing"}, run))
+        assert (refused.text, refused.refused) == ("nothing: 7", True)
     assert (run.spent, run.reserved) == (Spending(0.8, 0, 2), Spending())
     assert as_result(await record({"what": "b"}, task)).text == OUT_OF_BUDGET
     assert as_result(await record({"what": "a"}, task)).text == "a: 7"  # from the record
@@ -232,7 +244,35 @@ async def test_budgets_count_the_price_per_call_of_a_tool_that_does_not_reserve_
 
     await plain_entry(reserves, PriceList("p", "2026-01-01", "", {}), replay).handler({}, own := Budget())
     assert own.spent.usd == 0.01
+
+    @tool
+    async def free() -> str:
+        """Is free."""
+        return "done"
+
+    await plain_entry(free, PriceList("p", "2026-01-01", "", {}), replay).handler({}, own := Budget())
+    assert own.spent.calls == 0  # a limit of calls is one of paid calls
     replay.close()
+
+
+def test_a_price_list_that_names_a_tool_comes_before_its_own_figures():
+    @tool(price_usd=0.4, latency_s=2.0)
+    async def own() -> str:
+        """Has figures of its own."""
+        return "done"
+
+    def figures(**entries: Price) -> tuple:
+        entry = plain_entry(own, PriceList("p", "2026-01-01", "", entries), Replay(None))
+        return entry.billed, entry.spec.price_usd, entry.spec.latency_s
+
+    assert figures(own=Price(call=0.1)) == (("own",), None, None)
+    assert figures() == ((), 0.4, 2.0)
+    own.listed = False
+    assert figures(own=Price(call=0.1)) == ((), 0.4, 2.0)
+
+
+def test_texts_and_final_answers_are_made_valid():
+    assert as_result(ToolResult("\ud83d", final="\ud83d")) == ToolResult("\ufffd", final="\ufffd")
 
 
 @pytest.mark.parametrize("url", ["http://HOST:PORT/v1", "http://h:99999", "http://a..b/v1", f"http://{'a' * 70}.com"])

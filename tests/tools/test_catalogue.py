@@ -348,6 +348,16 @@ async def test_a_trajectorys_budget_is_an_observation_and_the_runs_is_not():
     budget = Budget(name="trajectory", parent=Budget(Limits(usd=0.5)))
     with pytest.raises(BudgetExceeded):
         await within_budget(paid)({}, budget)
+    lost = Usage("big", cost_usd=0.25, estimated=True)  # of a request before
+
+    async def exceeded(arguments: Mapping[str, Any], budget: Budget) -> str:
+        error = BudgetExceeded("no", arguments["scope"])
+        error.usage = (lost,)
+        raise error
+
+    assert (await within_budget(exceeded)({"scope": "trajectory"}, budget)).usage == (lost,)
+    with pytest.raises(BudgetExceeded):  # the bill cannot be written
+        await within_budget(exceeded)({"scope": ""}, budget)
 
 
 async def test_a_search_that_the_budget_refuses_does_not_hide_what_the_query_cost(stub: StubOpenAI):
