@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from orchestra_jax.config.schema import WorldConfig
+from orchestra_jax.config.roles import Role
+from orchestra_jax.config.schema import ToolsConfig, WorldConfig
 from orchestra_jax.money.prices import POLICY, PriceList
 
 USER_TURNS = 10  # turns of a conversation with a user whom a model plays
@@ -20,7 +21,7 @@ def evaluation_cost(
 ) -> str | None:
     """Return a sentence about what an evaluation will cost outside, or None if nothing is paid for.
 
-    Assumes plan.calls calls of an expert at random a question, and for the policy's own tokens a conversation that
+    Assumes plan.calls calls of a paid tool at random a question, and for the policy's own tokens a conversation that
     grows evenly to plan.tokens over plan.turns generations, plan.response of it sampled; what was there before a
     generation is read from the provider's cache. A user whom a model plays says USER_TURNS things in a conversation.
 
@@ -37,10 +38,10 @@ def evaluation_cost(
     answers = calls != 0
     calls = plan.calls if calls is None else calls
     count = sum(tasks.values()) * (settings.samples + (1 if settings.greedy and settings.temperature else 0))
-    offer = cfg.tools.evaluated
-    models = sorted({model for models in offer.experts.values() for model in models if asked is None or model in asked})
+    offered = call_costs(cfg, cfg.tools.evaluated, prices)
+    each_call = [usd for (name, _), usd in offered.items() if asked is None or name in asked]
     judge = 0.0 if cfg.tools.judge == "match" or not answers else call_usd(cfg, prices, cfg.tools.judge)
-    experts = calls * sum(call_usd(cfg, prices, model) for model in models) / max(1, len(models))
+    experts = calls * sum(each_call) / max(1, len(each_call))
     talks = {name: number * USER_TURNS * call_usd(cfg, prices, name) for name, number in users.items()}
     turns, tokens = plan.turns or plan.calls + 1, plan.tokens or cfg.rollout.limits.max_length
     policy = _conversation_usd(prices, turns, tokens, plan.response) if paid_policy and answers else 0.0
@@ -52,8 +53,9 @@ def evaluation_cost(
     limit = cfg.budget.run_usd
     end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends it"
     each = f"{plan.call_input} + {plan.call_output} tokens each"
+    who = "experts" if all(role for _, role in offered) else "experts and tools"
     told = {
-        f"experts ${count * experts:.2f} ({calls} calls of {each})": experts,
+        f"{who} ${count * experts:.2f} ({calls} calls of {each})": experts,
         f"the judge ${count * judge:.2f} (one verdict each)": judge,
         f"the policy itself ${count * policy:.2f} ({turns} turns up to {tokens} tokens)": policy,
     }
@@ -72,6 +74,19 @@ def _conversation_usd(prices: PriceList, turns: int, tokens: int, response: floa
     read = sum(round(tokens * turn / turns) for turn in range(1, turns + 1)) - sampled
     new = tokens - round(sampled / turns)  # nobody reads the last response
     return prices.cost(POLICY, prompt_tokens=read, cached_tokens=max(0, read - new), completion_tokens=sampled)
+
+
+def call_costs(cfg: WorldConfig, tools: ToolsConfig, prices: PriceList) -> dict[tuple[str, str], float]:
+    """Return the dollars of a call of each paid tool, by model and role, or by its name and "" for a plain tool.
+
+    A query writer also searches, on the web where that is offered.
+    """
+    fixed = {name: prices.entries[name].call for name in tools.names if name in prices.entries}
+    paid = {(name, ""): usd for name, usd in fixed.items() if usd}
+    for role, models in tools.experts.items():
+        search = fixed.get("web_search", 0.0) if role == Role.query_writer else 0.0
+        paid |= {(model, role): call_usd(cfg, prices, model) + search for model in models}
+    return paid
 
 
 def call_usd(cfg: WorldConfig, prices: PriceList, model: str) -> float:

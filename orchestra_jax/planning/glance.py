@@ -125,8 +125,8 @@ def _seconds(cfg: RunConfig, plan: Plan, rollouts: Rollouts) -> Sequence[tuple[s
 
 def _dollars(cfg: RunConfig, cost: StepCost | None) -> Sequence[tuple[str, str, str]]:
     if cost is None:
-        return [("dollars of a step", "0", "no expert is paid")]
-    parts = f"{_usd(cost.experts)} experts at random + {_usd(cost.judge)} judge"
+        return [("dollars of a step", "0", "no call is paid")]
+    parts = f"{_usd(cost.calls)} calls at random + {_usd(cost.judge)} judge"
     run = cost.total * cfg.steps
     return [
         ("dollars of a step", _usd(cost.total), f"{parts}; {_usd(cost.alone)} with {cost.dearest} alone"),

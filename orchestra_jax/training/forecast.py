@@ -16,7 +16,7 @@ from orchestra_jax.envs.base import DO_NOTHING, EXPERT, RANDOM, Environment
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.envs.users import SCRIPTED
 from orchestra_jax.evaluation.benchmarks import HELD_OUT, chosen_tasks, in_parts
-from orchestra_jax.money.forecast import call_usd, evaluation_cost
+from orchestra_jax.money.forecast import call_costs, call_usd, evaluation_cost
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import Replay
@@ -30,41 +30,40 @@ class StepCost:
 
     Attributes:
         trajectories: number of trajectories of the step.
-        experts: dollars for calls of experts at random.
+        calls: dollars for calls of experts and other paid tools at random.
         judge: dollars for one verdict a trajectory.
-        dearest: name of the expert that costs most.
+        dearest: name of the tool that costs most.
         alone: dollars if all calls are its, and the judge's.
     """
 
     trajectories: int
-    experts: float
+    calls: float
     judge: float
     dearest: str
     alone: float
 
     @property
     def total(self) -> float:
-        """Dollars for experts at random and the judge."""
-        return self.experts + self.judge
+        """Dollars for calls at random and the judge."""
+        return self.calls + self.judge
 
 
 def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
-    """Return the dollars of a step, or None if no expert is called: none is named, or kept trajectories are trained on.
+    """Return the dollars of a step, or None if no call is paid for, as where kept trajectories are trained on.
 
-    Assumes that each trajectory makes plan.calls calls of one expert, and one of the judge.
+    Assumes that each trajectory makes plan.calls calls of paid tools, and one of the judge.
     """
-    models = sorted({model for models in cfg.tools.experts.values() for model in models})
-    if not models or hasattr(environment_class(cfg), "rollout_source"):
+    if not (offered := call_costs(cfg, cfg.tools, prices)) or hasattr(environment_class(cfg), "rollout_source"):
         return None
     trajectories = cfg.algorithm.tasks_per_step * cfg.algorithm.group_size
     judge = 0.0 if cfg.tools.judge == "match" else trajectories * call_usd(cfg, prices, cfg.tools.judge)
-    cost = {model: cfg.plan.calls * trajectories * call_usd(cfg, prices, model) for model in models}
-    dearest = max(cost, key=cost.__getitem__)
-    return StepCost(trajectories, sum(cost.values()) / len(cost), judge, dearest, cost[dearest] + judge)
+    calls, (model, role) = cfg.plan.calls * trajectories, max(offered, key=offered.__getitem__)
+    dearest, alone = f"{model} as {role}" if role else model, calls * offered[model, role] + judge
+    return StepCost(trajectories, calls * sum(offered.values()) / len(offered), judge, dearest, alone)
 
 
 def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
-    """Return a sentence about what a step will cost outside, or None if no expert is called."""
+    """Return a sentence about what a step will cost outside, or None if nothing is paid for."""
     if (cost := step_cost(cfg, prices)) is None:
         return None
     if cfg.replay.mode == "replay":
@@ -74,7 +73,7 @@ def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
     end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends the run"
     return (
         f"Dry run: with {plan.calls} calls of {plan.call_input} + {plan.call_output} tokens per trajectory a step of "
-        f"{cost.trajectories} trajectories costs about ${cost.total:.2f} with experts at random, ${cost.alone:.2f} "
+        f"{cost.trajectories} trajectories costs about ${cost.total:.2f} with calls at random, ${cost.alone:.2f} "
         f"with {cost.dearest} alone, and {cfg.steps} steps ${cost.total * cfg.steps:.2f}{more}; {end}."
     )
 

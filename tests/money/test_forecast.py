@@ -6,13 +6,14 @@ import pytest
 
 from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import RunConfig
-from orchestra_jax.money.forecast import evaluation_cost
+from orchestra_jax.money.forecast import call_costs, evaluation_cost
 from orchestra_jax.money.prices import POLICY, Price, PriceList
 
-# A call of 1000 + 100 tokens is 20 cents for a, 60 for b, 3 dollars for the judge j and 7 for the user u.
+# A call of 1000 + 100 tokens is 20 cents for a, 60 for b; 3 dollars for the judge j, 7 for the user u, 1 for a search.
 PRICES = PriceList(
     "t", "d", "s",
     {"a": Price(input=100.0, output=1000.0), "b": Price(call=0.6), "j": Price(call=3.0), "u": Price(call=7.0),
+     "web_search": Price(call=1.0),
      POLICY: Price(input=1000.0, cached_input=100.0, output=4000.0)},
 )  # fmt: skip
 EACH = "1000 + 100 tokens each"
@@ -22,7 +23,7 @@ def settings(samples: int = 2, temperature: float = 1.0, greedy: bool = True, ju
     cfg = compose()
     return replace(
         cfg,
-        tools=replace(cfg.tools, experts={"math": ["a", "b"], "generalist": ["a"]}, judge=judge),
+        tools=replace(cfg.tools, names=[], experts={"math": ["a", "b"]}, judge=judge),
         plan=replace(cfg.plan, calls=3, call_input=1000, call_output=100, turns=3, tokens=1200, response=0.25),
         evaluation=replace(cfg.evaluation, samples=samples, temperature=temperature, greedy=greedy),
         budget=replace(cfg.budget, run_usd=5.0),
@@ -62,6 +63,23 @@ def test_every_part_of_an_evaluation_is_in_the_sum():
 )  # fmt: skip
 def test_what_is_not_asked_is_not_in_the_sum(cfg: RunConfig, options: dict, wanted: str):
     assert wanted in told(cfg, **options)
+
+
+def test_a_search_is_paid_for_alone_and_behind_a_query_writer():
+    cfg = settings(samples=1, greedy=False, judge="match")
+    offer = {"math": ["a", "b"], "query_writer": ["a"]}
+    cfg = replace(cfg, tools=replace(cfg.tools, names=["python", "local_search", "web_search"], experts=offer))
+    assert call_costs(cfg, cfg.tools, PRICES) == {
+        ("web_search", ""): 1.0, ("a", "math"): pytest.approx(0.2), ("b", "math"): 0.6,
+        ("a", "query_writer"): pytest.approx(1.2),
+    }  # fmt: skip
+    # 8 trajectories of 3 calls, of 75 cents on average
+    assert told(cfg, paid_policy=False) == (
+        f"8 trajectories of x (5), y (3) cost about $18.00: experts and tools $18.00 (3 calls of {EACH}); "
+        "budget.run_usd=5 ends it."
+    )
+    local = replace(cfg.tools, names=["python", "local_search"])  # costs nothing
+    assert call_costs(cfg, local, PRICES)["a", "query_writer"] == pytest.approx(0.2)
 
 
 def test_nothing_is_told_where_nothing_is_paid():

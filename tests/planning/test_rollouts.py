@@ -147,7 +147,7 @@ def test_a_plan_in_one_look(tmp_path: Path) -> None:
     update, rollouts = int(found["seconds of the update"]), int(found["seconds of the rollouts"])
     assert int(found["seconds of a step"]) == pytest.approx(update + rollouts, abs=1)
     assert float(found["dollars of 300 steps"]) == pytest.approx(300 * float(found["dollars of a step"]), abs=2)
-    assert "experts at random" in text
+    assert "calls at random" in text
     assert "judge" in text
     for key in ("turns", "tokens", "response", "bandwidth", "mfu", "calls", "call_input", "call_output"):
         assert f"plan.{key}=" in text
@@ -156,8 +156,8 @@ def test_a_plan_in_one_look(tmp_path: Path) -> None:
 
 
 def test_a_few_cents_are_not_told_as_nothing(tmp_path: Path) -> None:
-    small = ("algorithm.tasks_per_step=1", "algorithm.group_size=2", "steps=3", "plan.call_input=100")
-    text = looked_at(tmp_path, *small, "plan.call_output=50", "tools.judge=match")
+    small = ("algorithm.tasks_per_step=1", "algorithm.group_size=2", "steps=3", "tools.names=[python,local_search]")
+    text = looked_at(tmp_path, *small, "plan.call_input=100", "plan.call_output=50", "tools.judge=match")
     found = {name.strip(): value for name, value in (line.split("│")[1:3] for line in text.splitlines() if "│" in line)}
     step, run = float(found["dollars of a step"]), float(found["dollars of 3 steps"])
     assert 0 < step < 0.01

@@ -350,15 +350,18 @@ def test_a_dry_run_tells_a_steps_cost(tmp_path: Path):
     cfg = config(tmp_path, *PAPER, "tools.judge=match", "plan.calls=2", "budget.run_usd=5", "algorithm.refill=2")
     told = dry_run(cfg, price_book(cfg).base)
     assert told is not None
-    # 2 calls of 2000 in at $3 and 1000 out at $8 per million, in 6 trajectories
-    assert f"${6 * 2 * (0.006 + 0.008):.2f} with deepseek-r1 alone" in told
+    # 2 calls of 2000 in at $3 and 1000 out at $8 per million, each with a search of a cent, in 6 trajectories
+    assert f"${6 * 2 * (0.006 + 0.008 + 0.01):.2f} with deepseek-r1 as query_writer alone" in told
     each = [
-        6 * 2 * price_book(cfg).base.cost(model, prompt_tokens=2000, completion_tokens=1000)
-        for model in {model for models in cfg.tools.experts.values() for model in models}
+        6 * 2 * (price_book(cfg).base.cost(model, prompt_tokens=2000, completion_tokens=1000) + search)
+        for role, search in (("query_writer", 0.01), ("code_writer", 0.0), ("math", 0.0), ("generalist", 0.0))
+        for model in cfg.tools.experts[role]
     ]
-    assert f"${sum(each) / len(each):.2f} with experts at random" in told
+    assert len(each) == 23
+    assert f"${(sum(each) + 6 * 2 * 0.01) / 24:.2f} with calls at random" in told  # and a search alone
     assert "(with algorithm.refill up to 3 times that); budget.run_usd=5 ends the run" in told
-    assert dry_run(config(tmp_path), price_book(cfg).base) is None
+    quickstart = config(tmp_path)
+    assert dry_run(quickstart, price_book(quickstart).base) is None
 
 
 def untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
