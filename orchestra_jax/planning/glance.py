@@ -127,9 +127,10 @@ def _dollars(cfg: RunConfig, cost: StepCost | None) -> Sequence[tuple[str, str, 
     if cost is None:
         return [("dollars of a step", "0", "no call is paid")]
     parts = f"{_usd(cost.calls)} calls at random + {_usd(cost.judge)} judge"
+    parts = f"{parts}; {_usd(cost.alone)} with {cost.dearest} alone" if cost.dearest else "for the judge"
     run = cost.total * cfg.steps
     return [
-        ("dollars of a step", _usd(cost.total), f"{parts}; {_usd(cost.alone)} with {cost.dearest} alone"),
+        ("dollars of a step", _usd(cost.total), parts),
         (
             f"dollars of {cfg.steps} steps",
             f"{run:.0f}" if run >= 100 else _usd(run),

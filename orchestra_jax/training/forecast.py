@@ -32,7 +32,7 @@ class StepCost:
         trajectories: number of trajectories of the step.
         calls: dollars for calls of experts and other paid tools at random.
         judge: dollars for one verdict a trajectory.
-        dearest: name of the tool that costs most.
+        dearest: name of the tool that costs most; empty: only the judge is paid.
         alone: dollars if all calls are its, and the judge's.
     """
 
@@ -53,10 +53,13 @@ def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
 
     Assumes that each trajectory makes plan.calls calls of paid tools, and one of the judge.
     """
-    if not (offered := call_costs(cfg, cfg.tools, prices)) or hasattr(environment_class(cfg), "rollout_source"):
-        return None
+    offered = call_costs(cfg, cfg.tools, prices)
     trajectories = cfg.algorithm.tasks_per_step * cfg.algorithm.group_size
     judge = 0.0 if cfg.tools.judge == "match" else trajectories * call_usd(cfg, prices, cfg.tools.judge)
+    if not (offered or judge) or hasattr(environment_class(cfg), "rollout_source"):
+        return None
+    if not offered:
+        return StepCost(trajectories, 0.0, judge, "", judge)
     calls, (model, role) = cfg.plan.calls * trajectories, max(offered, key=offered.__getitem__)
     dearest, alone = f"{model} as {role}" if role else model, calls * offered[model, role] + judge
     return StepCost(trajectories, calls * sum(offered.values()) / len(offered), judge, dearest, alone)
@@ -71,10 +74,13 @@ def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
     plan, limit = cfg.plan, cfg.budget.run_usd
     more = f" (with algorithm.refill up to {cfg.algorithm.refill + 1} times that)" if cfg.algorithm.refill else ""
     end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends the run"
+    calls, which = f"{plan.calls} calls", f" with calls at random, ${cost.alone:.2f} with {cost.dearest} alone"
+    if not cost.dearest:
+        calls, which = "a verdict", " for the judge"
     return (
-        f"Dry run: with {plan.calls} calls of {plan.call_input} + {plan.call_output} tokens per trajectory a step of "
-        f"{cost.trajectories} trajectories costs about ${cost.total:.2f} with calls at random, ${cost.alone:.2f} "
-        f"with {cost.dearest} alone, and {cfg.steps} steps ${cost.total * cfg.steps:.2f}{more}; {end}."
+        f"Dry run: with {calls} of {plan.call_input} + {plan.call_output} tokens per trajectory a step of "
+        f"{cost.trajectories} trajectories costs about ${cost.total:.2f}{which}, and {cfg.steps} steps "
+        f"${cost.total * cfg.steps:.2f}{more}; {end}."
     )
 
 

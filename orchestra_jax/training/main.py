@@ -145,7 +145,7 @@ def device_names() -> list[str]:
 def _print_forecast(cfg: RunConfig) -> None:
     """Print what is told before a run begins: the environment's own sentences, and what a step will cost."""
     told = [environment_class(cfg).forecast(cfg)]
-    if cfg.tools.experts:
+    if cfg.env.name != "quickstart":  # whose tools and judge cost nothing
         from orchestra_jax.money.run_prices import paid_prices
         from orchestra_jax.training.forecast import dry_run
 

@@ -200,4 +200,4 @@ def test_a_look_at_what_is_short(tmp_path: Path) -> None:
         tmp_path, "rollout.server.flags=['--mem-fraction-static=0.1']"
     )
     replayed = looked_at(tmp_path, "replay.mode=replay", "replay.path=x.db", "tools.judge=match")
-    assert "no expert is paid" in replayed
+    assert "no call is paid" in replayed

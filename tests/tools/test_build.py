@@ -360,6 +360,15 @@ def test_a_dry_run_tells_a_steps_cost(tmp_path: Path):
     assert len(each) == 23
     assert f"${(sum(each) + 6 * 2 * 0.01) / 24:.2f} with calls at random" in told  # and a search alone
     assert "(with algorithm.refill up to 3 times that); budget.run_usd=5 ends the run" in told
+    searched = config(tmp_path, *PAPER, "tools=basic")
+    told = dry_run(searched, price_book(searched).base)
+    # 3 searches of a cent, and a verdict of gpt-5, in 6 trajectories
+    assert f"costs about ${6 * (3 * 0.01 + 0.0125):.2f} with calls at random, " in told
+    assert f"${6 * (3 * 0.01 + 0.0125):.2f} with web_search alone" in told
+    judged = config(tmp_path, *PAPER, "tools=basic", "tools.names=[python]")
+    told = dry_run(judged, price_book(judged).base)
+    assert told.startswith("Dry run: with a verdict of 2000 + 1000 tokens per trajectory a step of 6 trajectories ")
+    assert "costs about $0.08 for the judge, and 2 steps $0.15 (" in told
     quickstart = config(tmp_path)
     assert dry_run(quickstart, price_book(quickstart).base) is None
 
