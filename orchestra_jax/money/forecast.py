@@ -40,7 +40,7 @@ def evaluation_cost(
     count = sum(tasks.values()) * (settings.samples + (1 if settings.greedy and settings.temperature else 0))
     offered = call_costs(cfg, cfg.tools.evaluated, prices)
     each_call = [usd for (name, _), usd in offered.items() if asked is None or name in asked]
-    judge = 0.0 if cfg.tools.judge == "match" or not answers else call_usd(cfg, prices, cfg.tools.judge)
+    judge = verdict_usd(cfg, prices) if answers else 0.0
     experts = calls * sum(each_call) / max(1, len(each_call))
     talks = {name: number * USER_TURNS * call_usd(cfg, prices, name) for name, number in users.items()}
     turns, tokens = plan.turns or plan.calls + 1, plan.tokens or cfg.rollout.limits.max_length
@@ -87,6 +87,11 @@ def call_costs(cfg: WorldConfig, tools: ToolsConfig, prices: PriceList) -> dict[
         search = fixed.get("web_search", 0.0) if role == Role.query_writer else 0.0
         paid |= {(model, role): call_usd(cfg, prices, model) + search for model in models}
     return paid
+
+
+def verdict_usd(cfg: WorldConfig, prices: PriceList) -> float:
+    """Return the dollars of one verdict of the judge."""
+    return 0.0 if cfg.tools.judge == "match" else call_usd(cfg, prices, cfg.tools.judge)
 
 
 def call_usd(cfg: WorldConfig, prices: PriceList, model: str) -> float:

@@ -21,7 +21,7 @@ from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.tools.catalogue import role_seconds
 from orchestra_jax.training.checkpoint_names import checkpoint_folder, in_bucket
-from orchestra_jax.training.forecast import StepCost, step_cost
+from orchestra_jax.training.forecast import StepCost, evaluations_usd, step_cost
 
 _SHARE = re.compile(r"--mem-fraction-static[= ]([0-9.]+)")  # of a server's flags
 
@@ -43,7 +43,7 @@ def show_glance(cfg: RunConfig, plan: Plan, layout: Layout, console: Console) ->
     for row in _seconds(cfg, plan, rollouts):
         table.add_row(*row)
     table.add_section()
-    for row in _dollars(cfg, cost):
+    for row in _dollars(cfg, prices, cost):
         table.add_row(*row)
     table.add_section()
     table.add_row(*_checkpoints(cfg, plan.job))
@@ -123,7 +123,7 @@ def _seconds(cfg: RunConfig, plan: Plan, rollouts: Rollouts) -> Sequence[tuple[s
     ]
 
 
-def _dollars(cfg: RunConfig, cost: StepCost | None) -> Sequence[tuple[str, str, str]]:
+def _dollars(cfg: RunConfig, prices: PriceList, cost: StepCost | None) -> Sequence[tuple[str, str, str]]:
     if cost is None:
         return [("dollars of a step", "0", "no call is paid")]
     parts = f"{_usd(cost.calls)} calls at random + {_usd(cost.judge)} judge"
@@ -134,7 +134,7 @@ def _dollars(cfg: RunConfig, cost: StepCost | None) -> Sequence[tuple[str, str, 
         (
             f"dollars of {cfg.steps} steps",
             f"{run:.0f}" if run >= 100 else _usd(run),
-            "the GPUs' own price is not in it",
+            f"evaluations are {_usd(evaluations_usd(cfg, prices))} besides; the GPUs' own price is not in it",
         ),
     ]
 

@@ -16,7 +16,7 @@ from orchestra_jax.envs.base import DO_NOTHING, EXPERT, RANDOM, Environment
 from orchestra_jax.envs.registry import environment_class, make_environment
 from orchestra_jax.envs.users import SCRIPTED
 from orchestra_jax.evaluation.benchmarks import HELD_OUT, chosen_tasks, in_parts
-from orchestra_jax.money.forecast import call_costs, call_usd, evaluation_cost
+from orchestra_jax.money.forecast import call_costs, evaluation_cost, verdict_usd
 from orchestra_jax.money.price_book import price_book
 from orchestra_jax.money.prices import MissingPrice, PriceList
 from orchestra_jax.money.replay import Replay
@@ -55,7 +55,7 @@ def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
     """
     offered = call_costs(cfg, cfg.tools, prices)
     trajectories = cfg.algorithm.tasks_per_step * cfg.algorithm.group_size
-    judge = 0.0 if cfg.tools.judge == "match" else trajectories * call_usd(cfg, prices, cfg.tools.judge)
+    judge = trajectories * verdict_usd(cfg, prices)
     if not (offered or judge) or hasattr(environment_class(cfg), "rollout_source"):
         return None
     if not offered:
@@ -63,6 +63,18 @@ def step_cost(cfg: RunConfig, prices: PriceList) -> StepCost | None:
     calls, (model, role) = cfg.plan.calls * trajectories, max(offered, key=offered.__getitem__)
     dearest, alone = f"{model} as {role}" if role else model, calls * offered[model, role] + judge
     return StepCost(trajectories, calls * sum(offered.values()) / len(offered), judge, dearest, alone)
+
+
+def evaluations_usd(cfg: RunConfig, prices: PriceList) -> float:
+    """Return the dollars of a run's evaluations on held-out questions: before, after and every evaluation.every steps.
+
+    Assumes that each answer makes plan.calls calls of paid tools at random, and one of the judge.
+    """
+    settings, costs = cfg.evaluation, call_costs(cfg, cfg.tools.evaluated, prices)
+    times = 2 + ((cfg.steps - 1) // settings.every if settings.every else 0)
+    samples = settings.samples + bool(settings.greedy and settings.temperature)
+    each = cfg.plan.calls * sum(costs.values()) / max(1, len(costs)) + verdict_usd(cfg, prices)
+    return times * samples * each * (settings.questions if HELD_OUT in settings.benchmarks else 0)
 
 
 def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
@@ -80,7 +92,7 @@ def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
     return (
         f"Dry run: with {calls} of {plan.call_input} + {plan.call_output} tokens per trajectory a step of "
         f"{cost.trajectories} trajectories costs about ${cost.total:.2f}{which}, and {cfg.steps} steps "
-        f"${cost.total * cfg.steps:.2f}{more}; {end}."
+        f"${cost.total * cfg.steps:.2f}{more}, evaluations ${evaluations_usd(cfg, prices):.2f} besides; {end}."
     )
 
 

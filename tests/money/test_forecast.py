@@ -8,6 +8,7 @@ from orchestra_jax.config.compose import compose
 from orchestra_jax.config.schema import RunConfig
 from orchestra_jax.money.forecast import call_costs, evaluation_cost
 from orchestra_jax.money.prices import POLICY, Price, PriceList
+from orchestra_jax.training.forecast import evaluations_usd
 
 # A call of 1000 + 100 tokens is 20 cents for a, 60 for b; 3 dollars for the judge j, 7 for the user u, 1 for a search.
 PRICES = PriceList(
@@ -63,6 +64,19 @@ def test_every_part_of_an_evaluation_is_in_the_sum():
 )  # fmt: skip
 def test_what_is_not_asked_is_not_in_the_sum(cfg: RunConfig, options: dict, wanted: str):
     assert wanted in told(cfg, **options)
+
+
+def test_a_runs_own_evaluations_are_paid():
+    cfg = settings()
+    cfg = replace(cfg, steps=100, evaluation=replace(cfg.evaluation, every=30, questions=10))
+    # Before, after and at steps 30, 60 and 90: two samples and greedy of 3 calls of 40 cents and a verdict.
+    assert evaluations_usd(cfg, PRICES) == pytest.approx(10 * 5 * 3 * (3 * 0.4 + 3))
+    twice = replace(cfg, evaluation=replace(cfg.evaluation, every=0))
+    assert evaluations_usd(twice, PRICES) == pytest.approx(10 * 2 * 3 * (3 * 0.4 + 3))
+    ninety = replace(cfg, steps=90)  # the last step is followed by the evaluation after training alone
+    assert evaluations_usd(ninety, PRICES) == pytest.approx(10 * 4 * 3 * (3 * 0.4 + 3))
+    others = replace(cfg, evaluation=replace(cfg.evaluation, benchmarks=["preference_swap"]))
+    assert evaluations_usd(others, PRICES) == 0
 
 
 def test_a_search_is_paid_for_alone_and_behind_a_query_writer():

@@ -359,7 +359,9 @@ def test_a_dry_run_tells_a_steps_cost(tmp_path: Path):
     ]
     assert len(each) == 23
     assert f"${(sum(each) + 6 * 2 * 0.01) / 24:.2f} with calls at random" in told  # and a search alone
-    assert "(with algorithm.refill up to 3 times that); budget.run_usd=5 ends the run" in told
+    evaluations = 2 * 2 * (sum(each) + 6 * 2 * 0.01) / 24 / 6  # before and after
+    assert f"(with algorithm.refill up to 3 times that), evaluations ${evaluations:.2f} besides; " in told
+    assert "besides; budget.run_usd=5 ends the run" in told
     searched = config(tmp_path, *PAPER, "tools=basic")
     told = dry_run(searched, price_book(searched).base)
     # 3 searches of a cent, and a verdict of gpt-5, in 6 trajectories
