@@ -29,10 +29,12 @@ def main(config: "DictConfig") -> None:
     if told:
         print(told, flush=True)
     if cfg.evaluation.dry_run:
+        from orchestra_jax.config.errors import remove_empty
         from orchestra_jax.training.forecast import dry_run_evaluation
 
         with from_run.one_sentence():
             dry_run_evaluation(cfg)
+        remove_empty(cfg.output_dir)
         return
     start = Start.of(config)
 

@@ -19,6 +19,7 @@ SAMPLE = flags.Flag("--sample", "evaluation.judge_sample", "rows {question, refe
 def main(config: "DictConfig") -> None:
     """Ask the judge of the composed config about the rows of evaluation.judge_sample."""
     from orchestra_jax.config import cli
+    from orchestra_jax.config.errors import remove_empty
     from orchestra_jax.config.missing_policy import missing_to_ask
     from orchestra_jax.config.record import Start
     from orchestra_jax.evaluation.results.judge_agreement import measure, read_sample
@@ -38,6 +39,7 @@ def main(config: "DictConfig") -> None:
 
     with exit_status(folder=cfg.output_dir, calls=cfg.replay.path):
         measure(cfg, Path(cfg.output_dir) / FOLDER)
+    remove_empty(cfg.output_dir)  # of a dry run
 
 
 if __name__ == "__main__":

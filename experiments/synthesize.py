@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def main(config: "DictConfig") -> None:
     """Make what synthesis.make of the composed config names."""
     from orchestra_jax.config import cli
+    from orchestra_jax.config.errors import remove_empty
     from orchestra_jax.config.missing_policy import missing_to_ask
     from orchestra_jax.config.record import Start
 
@@ -29,6 +30,7 @@ def main(config: "DictConfig") -> None:
 
     with exit_status(folder=cfg.output_dir, calls=cfg.replay.path):
         made = synthesize(cfg, cfg.synthesis)
+    remove_empty(cfg.output_dir)  # of a dry run
     if not made:
         raise SystemExit(1)
 

@@ -55,7 +55,7 @@ def evaluation_cost(
     each = f"{plan.call_input} + {plan.call_output} tokens each"
     who = "experts" if all(role for _, role in offered) else "experts and tools"
     told = {
-        f"{who} ${count * experts:.2f} ({calls} calls of {each})": experts,
+        f"{who} ${count * experts:.2f} ({calls} call{'s' * (calls != 1)} of {each})": experts,
         f"the judge ${count * judge:.2f} (one verdict each)": judge,
         f"the policy itself ${count * policy:.2f} ({turns} turns up to {tokens} tokens)": policy,
     }

@@ -86,9 +86,10 @@ def dry_run(cfg: RunConfig, prices: PriceList) -> str | None:
     plan, limit = cfg.plan, cfg.budget.run_usd
     more = f" (with algorithm.refill up to {cfg.algorithm.refill + 1} times that)" if cfg.algorithm.refill else ""
     end = "no budget.run_usd is set" if limit is None else f"budget.run_usd={limit:g} ends the run"
-    calls, which = f"{plan.calls} calls", f" with calls at random, ${cost.alone:.2f} with {cost.dearest} alone"
-    if not cost.dearest:
-        calls, which = "a verdict", " for the judge"
+    calls, which = "a verdict", " for the judge"
+    if cost.dearest:
+        calls = f"{plan.calls} call{'s' * (plan.calls != 1)}"
+        which = f" with calls at random, ${cost.alone:.2f} with {cost.dearest} alone"
     return (
         f"Dry run: with {calls} of {plan.call_input} + {plan.call_output} tokens per trajectory a step of "
         f"{cost.trajectories} trajectories costs about ${cost.total:.2f}{which}, and {cfg.steps} steps "

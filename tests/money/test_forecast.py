@@ -57,7 +57,7 @@ def test_every_part_of_an_evaluation_is_in_the_sum():
         (settings(samples=1, greedy=False), {}, "8 trajectories of x (5), y (3) cost about $52.80: "),
         (settings(), {"paid_policy": False}, "24 trajectories of x (5), y (3) cost about $100.80: "),
         (settings(), {"paid_policy": False, "asked": ["a"]}, "$86.40: experts $14.40 (3 calls"),
-        (settings(judge="match"), {"paid_policy": False, "calls": 1}, "$9.60: experts $9.60 (1 calls"),
+        (settings(judge="match"), {"paid_policy": False, "calls": 1}, "$9.60: experts $9.60 (1 call of"),
         # Nothing is answered: neither judge nor policy has anything to do. Only the user talks.
         (settings(), {"calls": 0, "users": {"u": 1}}, "cost about $70.00: the user u $70.00 (1 conversations"),
     ],
