@@ -9,6 +9,8 @@ import pytest
 
 from orchestra_jax.rl.losses import LOSSES, LossConfig, policy_loss, recomputes_old
 
+from .test_losses import SHAPE, padded
+
 # Log of learner / engine of two sequences of three and two tokens.
 GAPS = np.log(np.array([[2.0, 2.0, 0.5], [0.1, 1.0, 1.0]], np.float32))
 MASK = np.array([[True, True, True], [True, True, False]])
@@ -19,11 +21,13 @@ ONES = np.ones(2, np.float32)
 def loss_of(cfg: LossConfig, advantages=ONES):
     """Loss and gradient of the on-policy update."""
 
-    def loss(new):
-        return policy_loss(new, OLD, advantages, MASK, cfg, rollout_logprobs=jnp.where(MASK, OLD - GAPS, jnp.nan))
+    rollout = np.where(padded(MASK), padded(OLD - GAPS), np.float32(np.nan))
 
-    (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(OLD)
-    return float(value), metrics, np.asarray(gradient)
+    def loss(new):
+        return policy_loss(new, padded(OLD), padded(advantages), padded(MASK), cfg, rollout_logprobs=rollout)
+
+    (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(padded(OLD))
+    return float(value), metrics, np.asarray(gradient)[:2, :3]
 
 
 @pytest.mark.parametrize(
@@ -81,8 +85,9 @@ def test_the_share_that_icepop_takes_out_is_of_the_sampled_tokens():
 def test_a_mask_leaves_the_kl():
     cfg = LossConfig(kl_coef=0.5, mask_product_high=1e-9)
     value, metrics = policy_loss(
-        OLD, OLD, ONES, MASK, cfg, rollout_logprobs=OLD - jnp.where(MASK, GAPS, 0), ref_logprobs=OLD - 1
-    )
+        padded(OLD), padded(OLD), padded(ONES), padded(MASK), cfg,
+        rollout_logprobs=padded(OLD - np.where(MASK, GAPS, 0)), ref_logprobs=padded(OLD - 1),
+    )  # fmt: skip
     assert metrics["sequence_masked"] == 1
     assert value == pytest.approx(0.5 * 0.5)
 
@@ -91,9 +96,9 @@ def test_a_mask_leaves_the_kl():
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_the_token_form_is_the_same_loss_until_tokens_weigh(loss, aggregation):
     rng = np.random.default_rng(0)
-    old = -rng.random((4, 7)).astype(np.float32)
-    mask = rng.random((4, 7)) < 0.8
-    new, advantages = old + 0.05 * rng.standard_normal((4, 7)).astype(np.float32), jnp.array([1.0, -1.0, 0.5, -2.0])
+    old = -rng.random(SHAPE).astype(np.float32)
+    mask = rng.random(SHAPE) < 0.8
+    new, advantages = old + 0.05 * rng.standard_normal(SHAPE).astype(np.float32), jnp.array([1.0, -1.0, 0.5, -2.0])
 
     def call(rollout, **cfg):
         def value(new):
