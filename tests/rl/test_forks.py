@@ -110,7 +110,7 @@ def token_rows():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda r: micro_batches(r, MicroShapes(8, (4, 8), ())), lambda r: pack(r, PackShapes(8, 1, 2))]
+    "make", [lambda r: micro_batches(r, MicroShapes(8, (8,), ())), lambda r: pack(r, PackShapes(8, 1, 2))]
 )
 def test_rows_in_several_micro_batches_learn_of_each_other(make):
     """The trajectories' rows are longer than a micro-batch; two updates, the second with another policy than `old`."""

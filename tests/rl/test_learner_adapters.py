@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from orchestra_jax.config.algorithm import OptimizerConfig
-from orchestra_jax.models.lora import LoRA, attach, init_adapters
+from orchestra_jax.models.lora import LoRA, abstract_adapters, attach, init_adapters
 from orchestra_jax.rl.learner import Learner
 from orchestra_jax.rl.optimizer import make_optimizer
 from orchestra_jax.rl.packing import micro_batches
@@ -20,9 +20,9 @@ ADAPTERS = LoRA(rank=2, alpha=6.0, targets=("q", "v", "down"))
 
 def some_adapters():
     """Adapters that change the policy: B is not zero."""
-    fresh = init_adapters(jax.random.key(4), MODEL, ADAPTERS)
     rng = np.random.default_rng(5)  # made by jax.random, each shape would be a program to compile
-    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.standard_normal(leaf.shape, np.float32)), fresh)
+    shapes = abstract_adapters(MODEL, ADAPTERS)
+    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.standard_normal(leaf.shape, np.float32)), shapes)
 
 
 def test_adapters_have_the_gradient_of_the_adapted_policy_and_the_base_stays():
@@ -46,7 +46,7 @@ def test_adapters_have_the_gradient_of_the_adapted_policy_and_the_base_stays():
 def test_adapters_train_against_their_own_base():
     made = Learner(MODEL, learner(**KL).cfg, make_optimizer(OptimizerConfig(1e-2)), adapters=ADAPTERS)
     (batch,) = micro_batches(make_rows(), FULL)
-    state = made.init(init_adapters(jax.random.key(4), MODEL, ADAPTERS))
+    state = made.init(jax.jit(init_adapters, static_argnums=(1, 2))(jax.random.key(4), MODEL, ADAPTERS))
     batch = made.with_ref_logprobs(weights(), made.with_old_logprobs(state.params, batch, base=weights()))
     np.testing.assert_allclose(batch.ref_logprobs, batch.old_logprobs, atol=1e-6)  # fresh adapters change nothing
     before = as_bytes(state.params)

@@ -16,7 +16,7 @@ from tests.models.trees import drawn_params
 
 from .trajectories import MODEL
 
-CONFIG = MODEL.replace(vocab_size=40, num_layers=3, tie_word_embeddings=False)
+CONFIG = MODEL.replace(vocab_size=40, num_layers=2, tie_word_embeddings=False)
 MUON = OptimizerConfig(0.1, "muon", b2=0.95, max_grad_norm=1e9, adam_learning_rate=0.01)
 
 
@@ -81,7 +81,7 @@ def test_matrices_of_layers_are_orthogonalised_and_all_else_gets_adam(moved, lay
 @pytest.mark.parametrize("scan", [False, True])
 def test_what_muon_takes_is_known_by_path(scan):
     config = CONFIG.replace(scan_layers=scan)
-    layers = ["layers"] if scan else [f"layers_{i}" for i in range(3)]
+    layers = ["layers"] if scan else [f"layers_{i}" for i in range(2)]
     matrices = [f"{layer}/{name}/kernel" for layer in layers for name in ("q", "k", "v", "o", "gate", "up", "down")]
     assert sorted(by_path(layer_matrices(abstract_params(config)))) == sorted(
         f"{path}/{axis}" for path in matrices for axis in ("reduction_axis", "output_axis")
@@ -126,7 +126,7 @@ def test_adam_by_hand_at_the_rates_of_its_schedule(name):
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_every_parameter_decays_by_its_own_rate(name):
-    params = drawn_params(CONFIG)
+    params = drawn_params(CONFIG.replace(num_layers=1))
     cfg = OptimizerConfig(0.1, name, weight_decay=0.5, adam_learning_rate=0.01)
     (moved,) = updates_of(params, [jax.tree.map(jnp.zeros_like, params)], cfg)
     wanted, by_muon = by_path(params), by_path(layer_matrices(params))

@@ -50,8 +50,8 @@ def two_steps(learner: Learner, batches):
     (a loss of 95, then 4,824), and one bit of rounding in the weights moved the second loss by more than tests allow.
     """
     state = learner.init(drawn_params(learner.config))
-    others = (drawn_params(learner.config, seed) for seed in (0, 1))
-    reference = jax.tree.map(lambda own, other: np.asarray(0.75 * own + 0.25 * other), *others)
+    others = (jax.tree.map(np.asarray, drawn_params(learner.config, seed)) for seed in (0, 1))
+    reference = jax.tree.map(lambda own, other: np.float32(0.75) * own + np.float32(0.25) * other, *others)
     with jax.transfer_guard("disallow"):
         batches = [learner.with_ref_logprobs(reference, batch) for batch in learner.place(batches)]
         state, _ = learner.policy_step(state, batches)

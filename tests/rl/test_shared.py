@@ -160,7 +160,7 @@ def test_prompts_that_only_have_a_system_message_in_common_stay_apart():
     assert taken_out(apart)[2] == 16
 
 
-@pytest.mark.parametrize("loss", ["sequence", "grpo", "gspo"])
+@pytest.mark.parametrize("loss", ["sequence", "grpo"])
 def test_gradients_are_those_of_sequences_alone(loss):
     cfg = LossConfig(loss, clip_low=0.6, clip_high=3.0, kl_coef=0.3, kl="k3", aggregation="token", importance="tis")
     learner = Learner(CONFIG, LearnerConfig(cfg, entropy_coef=0.05, temperature=0.8, chunk=16), recording_sgd())
