@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from orchestra_jax.models import checkpoint
-from orchestra_jax.models.lora import LoRA, init_adapters, merge, save_peft
+from orchestra_jax.models.lora import LoRA, abstract_adapters, merge, save_peft
 from orchestra_jax.serving.card import MARK
 from orchestra_jax.serving.pushing import push
 from tests.io.test_hub import Hub, serving
@@ -142,15 +142,15 @@ def test_adapters_are_pushed_alone_or_merged_into_their_base(tmp_path: Path, cap
     base, run = random_run(tmp_path / "base"), random_run(tmp_path / "run")
     model, params = checkpoint.load(base / "policy")
     lora = LoRA(2, 4.0, ("q", "down"))
-    drawn = init_adapters(jax.random.key(1), model, lora)
-    adapters = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.1), drawn)
+    shapes = abstract_adapters(model, lora)
+    adapters = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.1, np.float32), shapes)
     save_peft(run / "policy", model, adapters, lora, str(base / "policy"), overwrite=True)
     options = {"dry_run": True, "private": False}
     assert push(run, NAME, None, merge=False, **options) == 2
     assert "which nobody else has: push with --merge." in capsys.readouterr().err
     assert push(run, NAME, None, merge=True, **options) == 0
     _, found = checkpoint.load(run / "merged")
-    assert all(map(jnp.array_equal, jax.tree.leaves(found), jax.tree.leaves(merge(params, adapters, lora))))
+    assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(merge(params, adapters, lora))))
     assert (run / "merged" / "README.md").is_file()
     save_peft(run / "policy", model, adapters, lora, "our/base", overwrite=True)
     assert push(run, NAME, None, merge=False, **options) == 0

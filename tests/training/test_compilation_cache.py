@@ -4,7 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+
+import jax
+
+from orchestra_jax.config.schema import RunConfig
+from orchestra_jax.training.build import keep_compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 # argv: the cache's folder for each start. They are one process after the other, forked from one that has imported what
@@ -30,10 +36,10 @@ for folder in sys.argv[1:]:
 """
 
 
-def start(*folders: Path | str, **environment: str) -> list[list[int]]:
+def start(*folders: Path | str) -> list[list[int]]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COMP", "JAX_PERSIST"))}
     done = subprocess.run(
-        [sys.executable, "-c", STARTS, *map(str, folders)], env=clean | {"PYTHONPATH": str(ROOT)} | environment,
+        [sys.executable, "-c", STARTS, *map(str, folders)], env=clean | {"PYTHONPATH": str(ROOT)},
         text=True, capture_output=True, check=True, timeout=300,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
@@ -48,5 +54,8 @@ def test_the_second_start_compiles_nothing_and_none_is_none(tmp_path: Path):
 
 
 def test_a_folder_of_the_users_own_wins(tmp_path: Path):
-    start(tmp_path / "ours", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "theirs"))
-    assert not (tmp_path / "ours").exists()
+    """tests/conftest.py names one in JAX_COMPILATION_CACHE_DIR, which JAX reads when it is imported."""
+    own = jax.config.values["jax_compilation_cache_dir"]
+    assert own == os.environ["JAX_COMPILATION_CACHE_DIR"]
+    keep_compiled(replace(RunConfig(), compilation_cache=str(tmp_path / "ours")))
+    assert jax.config.values["jax_compilation_cache_dir"] == own

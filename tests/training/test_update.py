@@ -4,8 +4,8 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from orchestra_jax.config.algorithm import AlgorithmConfig, LossConfig, OptimizerConfig
@@ -98,7 +98,7 @@ def scores_of(params, made: list[Trajectory]) -> np.ndarray:
 # --- whose log-probs are old -----------------------------------------------------------------------------------------
 
 LONG = 400
-SAMPLES = 24
+SAMPLES = 12
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def engines():
     """Trajectories of LONG tokens with the log-probs of engines that compute what the learner does, up to rounding."""
     made = trajectories(SAMPLES, (LONG, LONG))
     exact = scores_of(weights(), made)
-    rounded = jax.tree.map(lambda leaf: leaf.astype("bfloat16").astype("float32"), weights())
+    rounded = jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.bfloat16).astype(np.float32), weights())
     noise = np.random.default_rng(1).standard_normal(exact.shape)
     return {
         # Summed over a trajectory, that of .02 a token over 4,000 tokens: sd 1.26.
@@ -125,8 +125,7 @@ def paper_loss(**changed) -> LossConfig:
 
 
 @pytest.mark.parametrize("engine", ["noise", "bf16"])
-@pytest.mark.parametrize("loss", ["sequence", "gspo"])
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(("loss", "epochs"), [("sequence", 1), ("sequence", 2), ("gspo", 2)])
 def test_no_trajectory_is_silenced_by_the_engines_rounding(engines, engine, loss, epochs):
     """The first update is on-policy: every ratio is 1 and nothing is clipped, whatever the engine rounds."""
     tight = {"clip_low": 3e-4, "clip_high": 4e-4} if loss == "gspo" else {}
@@ -148,7 +147,7 @@ def test_no_trajectory_is_silenced_by_the_engines_rounding(engines, engine, loss
 
 
 def test_a_trajectory_of_another_policy_is_masked(engines):
-    """One engine in 24 had other weights: its trajectory's geometric mean is far off, and only that is masked."""
+    """One engine in 12 had other weights: its trajectory's geometric mean is far off, and only that is masked."""
     made = list(engines["bf16"])
     (turn,) = made[5].turns
     (made[5],) = with_logprobs([made[5]], np.array([turn.logprobs]) - 0.05)
@@ -161,7 +160,7 @@ def test_a_trajectory_of_another_policy_is_masked(engines):
     gradient, (metrics,) = one_update(cfg, made, alone)
     assert metrics["sequence_masked"] == 1
     assert metrics["policy_loss"] == 0
-    assert optax.tree.norm(gradient) < 1e-6
+    assert sum(np.square(leaf).sum() for leaf in jax.tree.leaves(gradient)) < 1e-12
 
 
 # --- what the terms are divided by -----------------------------------------------------------------------------------
@@ -170,22 +169,19 @@ def test_a_trajectory_of_another_policy_is_masked(engines):
 @pytest.mark.parametrize("loss", ["grpo", "sequence", "gspo", "dr_grpo"])
 def test_the_entropy_bonus_is_a_mean_over_tokens(loss):
     made, advantages = trajectories(GROUPS * MEMBERS), np.tile([1.0, -0.5], GROUPS).astype(np.float32)
-    losses = []
-    for coefficient in (0.0, 0.5):
-        _, (metrics,) = one_update(run_config(LossConfig(loss), entropy_coef=coefficient), made, advantages)
-        losses.append(metrics["loss"])
-    assert losses[0] - losses[1] == pytest.approx(0.5 * metrics["entropy"], rel=1e-4)
+    _, (metrics,) = one_update(run_config(LossConfig(loss), entropy_coef=0.5), made, advantages)
+    assert metrics["policy_loss"] - metrics["loss"] == pytest.approx(0.5 * metrics["entropy"], rel=1e-4)
 
 
 def test_padding_is_no_part_of_the_constant():
     rows = [row for i, item in enumerate(trajectories(6)) for row in sequences(item, 1.0 - i % 2)]
     learner = recording_learner(LearnerConfig(LossConfig("dr_grpo")))
     found = []
-    for tokens, width in ((23 * 6, 23), (64 * 8, 64), (23, 23)):
+    for tokens, width in ((64 * 8, 64), (23, 23)):
         state = learner.init(weights())
         state, metrics = learner.policy_step(state, micro_batches(rows, MicroShapes(tokens, (width,), ())))
         found.append((metrics["loss"], metrics["grad_norm"]))
-    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-4)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
     # At a ratio of 1 the loss is the sum of advantages over tokens, divided by six times the longest trajectory.
     batches = micro_batches(rows, MicroShapes(23, (23,), ()))
     _, metrics = learner.policy_step(state, [learner.with_old_logprobs(state.params, batch) for batch in batches])

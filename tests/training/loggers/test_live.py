@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import pty
 import re
 import subprocess
@@ -132,12 +133,12 @@ def test_a_pipe_gets_no_table():
     assert out.getvalue() == "policy 1/1  eta -:--:--  accuracy 0.5\n"
 
 
+# argv: the rollouts to show, pickled. What makes them imports JAX, which takes longer than all the rest.
 ENDS = """
-import sys
+import pickle, sys
 from orchestra_jax.training.loggers.progress import ProgressBar
-from tests.training.loggers.test_live import rollout
 with ProgressBar(3, phase="policy") as bar:
-    bar.show([rollout("sum", "python"), rollout("hops", "web_search")])
+    bar.show(pickle.loads(bytes.fromhex(sys.argv[1])))
     bar.update(1)
     sys.stderr.write("a warning\\n")
     {end}
@@ -151,7 +152,8 @@ print("the next line")
 )
 def test_however_it_ends_the_terminal_is_whole_and_the_table_stays(end: str, said: str):
     main, worker = pty.openpty()
-    words = [sys.executable, "-c", ENDS.format(end=end)]
+    shown = [rollout("sum", "python"), rollout("hops", "web_search")]
+    words = [sys.executable, "-c", ENDS.format(end=end), pickle.dumps(shown).hex()]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     with subprocess.Popen(words, cwd=ROOT, env=env, stdin=worker, stdout=worker, stderr=worker):
         os.close(worker)
