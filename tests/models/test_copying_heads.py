@@ -14,7 +14,8 @@ TOKENS = np.random.default_rng(0).permutation(200)[:60]
 CONFIGS = [
     Qwen3Config.preset("tiny", vocab_size=200),
     Qwen3Config.preset("small", vocab_size=200, scan_layers=True),
-    Qwen3Config.preset("qwen3-0.6b", vocab_size=200, num_layers=2),
+    # The released heads. Only the first layer's attention is looked at, so nothing else need be large.
+    Qwen3Config.preset("qwen3-0.6b", vocab_size=200, num_layers=1, intermediate_size=64),
     LlamaConfig.preset("tiny", vocab_size=200),
     Qwen3MoeConfig.preset("tiny", vocab_size=200),
 ]

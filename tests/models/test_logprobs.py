@@ -29,8 +29,9 @@ def naive(hidden, head, targets, temperature):
     return jnp.take_along_axis(logp, targets[:, None], 1)[:, 0], -(jnp.exp(logp) * logp).sum(-1)
 
 
-SIZES = [(chunk, None) for chunk in (None, 1, 5, 36, 37, 100)]
-SIZES += [(chunk, block) for chunk in (None, 16) for block in (1, 7, 25, 49, 50, 100)]  # with a rest and without
+# With a rest and without; a chunk of 37 tokens and a block of 50 ids are all of them, and so are larger ones.
+SIZES = [(chunk, None) for chunk in (None, 1, 5, 36, 100)]
+SIZES += [(None, block) for block in (1, 7, 25, 49, 100)] + [(16, block) for block in (7, 25)]
 
 
 # Temperature 1 divides nothing: once for each way through the code.

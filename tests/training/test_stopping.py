@@ -100,7 +100,6 @@ def test_ctrl_c_while_jax_is_imported_is_no_trace():
 WINDS_DOWN = """
 import atexit, os, signal, sys, time
 from orchestra_jax.config import cli
-from orchestra_jax.engines.sglang.pool import NoServer
 
 def as_jax_does():
     os.kill(os.getpid(), signal.Signals[sys.argv[1]])

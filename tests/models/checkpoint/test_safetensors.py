@@ -94,7 +94,7 @@ def test_dtypes(folder, tmp_path) -> None:
     params = drawn_params(CONFIG)
     config, got = load(folder, param_dtype="bfloat16", dtype="float32", remat="full")
     assert (config.dtype, config.param_dtype, config.remat) == ("float32", "bfloat16", "full")
-    assert_same(got, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+    assert_same(got, jax.tree.map(lambda x: np.asarray(x).astype(jnp.bfloat16), params))
     # The config written tells the parameters' dtype, whatever param_dtype says; numpy parameters are fine.
     save(tmp_path / "half", CONFIG, jax.tree.map(np.asarray, got))
     assert json.loads((tmp_path / "half/config.json").read_text())["torch_dtype"] == "bfloat16"
@@ -108,7 +108,7 @@ def test_dtypes(folder, tmp_path) -> None:
     rewrite(tmp_path / "half", mix)
     config, wide = load(tmp_path / "half")
     assert config.param_dtype == "float32"
-    assert_same(wide, jax.tree.map(lambda x: x.astype(jnp.float32), got))
+    assert_same(wide, jax.tree.map(lambda x: np.asarray(x).astype(np.float32), got))
 
 
 @needs_8
@@ -229,7 +229,7 @@ def test_tokenizer_goes_along(tmp_path) -> None:
 
 
 def test_saving_is_all_or_nothing(folder, tmp_path, monkeypatch) -> None:
-    new = jax.tree.map(lambda x: x + 1, drawn_params(CONFIG))
+    new = jax.tree.map(lambda x: np.asarray(x) + 1, drawn_params(CONFIG))
     with pytest.raises(FileExistsError, match=r"model' exists; give a new folder, or overwrite=True"):
         save(folder, CONFIG, new)
     written = []
@@ -370,4 +370,4 @@ def test_transformers_loads_it(tied, tmp_path) -> None:
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
     theirs, back = load(tmp_path / "theirs", scan_layers=not tied)
     assert theirs == config.replace(dtype="bfloat16", param_dtype="bfloat16")
-    assert_same(back, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+    assert_same(back, jax.tree.map(lambda x: np.asarray(x).astype(jnp.bfloat16), params))
