@@ -211,7 +211,7 @@ def test_what_is_trained_is_what_was_sampled_and_nothing_is_sampled(
     assert same["grad_norm"] > 0
     # Other weights of the same words: each answer is weighed by the log-probs of the time.
     other = random_run(tmp_path / "other", "seed=1")
-    train(settings(replace(served, policy=other / "policy"), tmp_path / "corrected"))
+    train(settings(replace(served, policy=other / "policy"), tmp_path / "corrected", "steps=1"))
     corrected = next(iter(read_metrics(tmp_path / "corrected" / "metrics.jsonl")))
     assert abs(corrected["importance/product_p50"] - 1.0) > 0.01
     assert corrected["importance/sequence_ess"] < 0.99
