@@ -273,7 +273,7 @@ class PlanConfig(Settings):
     tokens: int | None = at_least(None, 1)  # mean tokens of a trajectory at its end; null: rollout.limits.max_length
     response: float = within(0.25, 0, 1)  # share of them that the policy sampled
     turns: int | None = at_least(None, 1)  # assumed generations of a trajectory, its answer included; null: calls + 1
-    calls: int = at_least(3, 0)  # assumed calls of experts per trajectory, for the dry run of their cost
+    calls: int = at_least(3, 0)  # assumed calls of paid tools per trajectory, for the forecast of their cost
     call_input: int = at_least(2000, 0)  # assumed prompt tokens of such a call
     call_output: int = at_least(1000, 0)  # assumed tokens of its reply
     bandwidth: float = within(0.6, 0.001, 1)  # assumed share of a GPU's memory bandwidth that decoding reaches
