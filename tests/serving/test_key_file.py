@@ -45,7 +45,7 @@ def test_a_file_has_keys_by_their_hash_or_by_the_variable_that_holds_them(tmp_pa
         ("", "must be a list of keys, at least one"),
         ("[]", "must be a list of keys, at least one"),
         ("name: anna", "must be a list of keys"),
-        ("[", "it cannot be read: "),
+        ("[", " is no YAML: "),
         ("- anna", "entry 1 needs a name"),
         ("- {name: anna}", "'anna' needs either sha256 or env"),
         (f"- {{name: anna, env: BOB, sha256: {KNOWN}}}", "'anna' needs either sha256 or env"),
