@@ -77,7 +77,7 @@ def _conversation_usd(prices: PriceList, turns: int, tokens: int, response: floa
 
 
 def call_costs(cfg: WorldConfig, tools: ToolsConfig, prices: PriceList) -> dict[tuple[str, str], float]:
-    """Return the dollars of a call of each paid tool, by model and role, or by its name and "" for a plain tool.
+    """Return the dollars of a call of each paid tool: of an expert by model and role, of others by name and "".
 
     A query writer also searches, on the web where that is offered.
     """
